@@ -57,6 +57,12 @@ from sluice.values.headers import Headers
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import WALL_CLOCK
 from sluice.values.sink_tables import DeltaTable, PostgresTable
+from sluice.values.windowed_keys import (
+    Windowed,
+    session_windowed_bytes,
+    time_windowed_bytes,
+    windowed_json,
+)
 from sluice.values.windows import CountWindow, CustomWindow, JoinWindow, SessionWindow, SlidingWindow, Window
 from sluice.version import __version__ as __version__
 
@@ -110,6 +116,7 @@ __all__ = [
     "ValueContext",
     "ValueProcessor",
     "Window",
+    "Windowed",
     "WindowedStream",
     "custom_windows",
     "epoch_ms",
@@ -121,9 +128,12 @@ __all__ = [
     "last_records",
     "read_store",
     "session",
+    "session_windowed_bytes",
     "sliding",
     "struct",
+    "time_windowed_bytes",
     "tumbling",
+    "windowed_json",
     "within",
 ]
 

@@ -32,7 +32,7 @@ class Deduplicate:
                 out.count("duplicate")
                 return
             state.append(row.time)
-        out.emit(row.foreign, row.value, row.time)
+        out.emit(row.foreign, row.value, row.time, window=row.window)
 
     def due(self, state: list[int]) -> int | None:
         return forgotten_at(min(state), self.within_ms) if state else None

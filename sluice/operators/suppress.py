@@ -118,7 +118,7 @@ class Suppress:
         filtered: bool = False,
     ) -> None:
         self.until_close = until != "time_limit"
-        self.keeps_headers = until != "window_final"
+        self.is_final = until == "window_final"
         self.wait_ms = wait_ms
         self.limit = limit or BufferLimit()
         self.retracts = retracts
@@ -154,8 +154,9 @@ class Suppress:
             state[window] = waiting = Waiting(since, None, row.time)
         waiting.value = row.value
         waiting.time = row.time
-        waiting.old = replaced
-        if self.keeps_headers:
+        # As in Kafka Streams, a window's final result replaces nothing.
+        if not self.is_final:
+            waiting.old = replaced
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
@@ -224,7 +225,7 @@ class Suppress:
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
         bounds = None if window == NO_WINDOW else window
-        if self.keeps_headers:
+        if not self.is_final:
             out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.
         if waiting.value is None and self.until_close:

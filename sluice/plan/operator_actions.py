@@ -56,12 +56,13 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 plain,
                 table,
                 node.retention_ms,
+                node.emit,
             )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), node.retention_ms,
+                nodes.is_table(node.parent), node.retention_ms, node.emit,
             )  # fmt: skip
         case nodes.Merge():
             return Merge()
@@ -75,7 +76,8 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Join():
             assert node.kind != "stream-stream"
             filtered = _follows_filter(node.left), _follows_filter(node.right)
-            return TableJoin(node.how, node.kind, node.on is not None, filtered)
+            claims = claims_old_values(node.left), claims_old_values(node.right)
+            return TableJoin(node.how, node.kind, node.on is not None, filtered, claims)
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.Process():
@@ -143,6 +145,22 @@ def needs_retractions(node: nodes.Node) -> bool:
             return kind == "foreign-key"
         case _:
             return _is_filtered(node)
+
+
+def claims_old_values(table: nodes.Node) -> bool:
+    """Whether the old values of a table's changes may be others than the rows that the changes replace.
+
+    As in Kafka Streams, the first result of a stream's aggregate replaces the aggregate of no records.
+    """
+    match table:
+        case nodes.Aggregate(parent=parent):
+            return not nodes.is_table(parent)
+        case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Suppress():
+            return claims_old_values(table.parent)
+        case nodes.Join(left=left, right=right, kind="table-table"):
+            return claims_old_values(left) or claims_old_values(right)
+        case _:
+            return False
 
 
 def requires_value(node: nodes.Node) -> bool:

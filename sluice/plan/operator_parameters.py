@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.record_metadata import How, Until
+from sluice.values.record_metadata import EmitStrategy, How, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
@@ -29,6 +29,7 @@ class Aggregate:
     subtracts: bool
     """Whether the input is a table, whose old values are subtracted."""
     retention_ms: int | None
+    emit: EmitStrategy = "every"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class PythonAggregate:
     """The shape of the results."""
     subtracts: bool
     retention_ms: int | None
+    emit: EmitStrategy = "every"
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class TableJoin:
     """Whether the left side's key for the join is an expression."""
     filtered: tuple[bool, bool] = (False, False)
     """Whether the left and the right side are filtered tables, possibly mapped."""
+    gets_old_values: tuple[bool, bool] = (False, False)
+    """Whether the left and the right side include the old values of their tables' changes."""
 
 
 @dataclass(frozen=True)

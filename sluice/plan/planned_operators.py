@@ -108,6 +108,8 @@ class PlannedOperator:
     waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
+    by_window: bool
+    """Whether the keys of the operator's rows are the texts of windowed keys (see `values/windowed_keys.py`)."""
     grouped_by: str
     """The author's expression for the store's key."""
     window: AnyWindow | None

@@ -22,6 +22,7 @@ from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, quoted, value_if
+from sluice.values.windowed_keys import windowed_key_sql
 
 _VALUE_IS_NULL = "(value IS NULL)"
 _OFFSET_BITS = 40
@@ -133,9 +134,6 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # The key of a windowed table includes the window, so the stream has a new key.
-                is_windowed = nodes.window_of(node.parent) is not None
-                scope = replace(scope, rekeyed=scope.rekeyed or is_windowed)
                 # Only operators send old values, which a stream does not have.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
@@ -316,6 +314,8 @@ class Scopes:
         function = PythonFunction(node.number, Reference(node.function), node.gives, takes, returns)
         self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
+        if nodes.window_of(node.parent) is not None:
+            key = windowed_key_sql(key)
         name = f"r{node.number}"
         self.columns.register_failure(scope, node, f"{name}.error")
         depth, condition = self.columns.call_depth(scope)

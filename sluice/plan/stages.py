@@ -17,6 +17,7 @@ from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import (
     action_of,
+    claims_old_values,
     needs_retractions,
     requires_value,
     waits_for_close,
@@ -30,8 +31,7 @@ from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.values.aggregate_calls import AggregateFunction
-
-_PASSING_ON_OLD_VALUES = nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress
+from sluice.values.windowed_keys import windowed_key_sql
 
 
 class StagePlanner:
@@ -138,6 +138,7 @@ class StagePlanner:
             clock=node.name,
             waits_for_close=waits_for_close(node),
             store=getattr(node, "store", None),
+            by_window=nodes.is_keyed_by_window(node),
             grouped_by=getattr(node, "key", "_key"),
             window=nodes.window_of(node),
             late=late,
@@ -161,7 +162,7 @@ class StagePlanner:
         """The edges into an operator."""
         edges = []
         for side, parent in enumerate(nodes.parents(node)):
-            scope = self.scopes.after(parent, old=self._takes_old_values(node) and side == LEFT)
+            scope = self.scopes.after(parent, old=self._takes_old_values(node, side))
             if isinstance(node, nodes.ToTable):
                 scope = self.scopes.null_as_missing(scope)
             edges.append(self._edge(node, side, scope, parent, functions))
@@ -187,6 +188,9 @@ class StagePlanner:
                     texts[f"argument{number}"] = argument
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
         own_key = self.columns.read(before, "_key")
+        key = sqls.get("key", own_key)
+        if nodes.is_keyed_by_window(node) and side != STORE:
+            key = windowed_key_sql(key)
         foreign = None if key_text is None else self._edge_foreign(node, before, own_key)
         values = self._edge_values(scope, sqls, functions if is_aggregate else None)
         scope = self._scope_into(node, side, scope, parent)
@@ -196,14 +200,14 @@ class StagePlanner:
             stage=scope.stage,
             topics=topics_of(parent),
             passed="",
-            key=sqls.get("key", own_key),
+            key=key,
             values=values,
             is_null=self.columns.read_null(scope),
             foreign=foreign,
             scalar=scope.scalar,
             unchanged_result=None if is_aggregate else scope.unchanged_result,
             has_arguments=is_aggregate,
-            has_old_values=self._takes_old_values(node) and side == LEFT,
+            has_old_values=self._takes_old_values(node, side),
             requires_key=not isinstance(node, nodes.Process),
             requires_value=requires_value(node),
             path=scope.path,
@@ -218,8 +222,11 @@ class StagePlanner:
 
         The column has the record's own key or, for an aggregate of a stream, the value of a late record.
         """
-        if not isinstance(node, nodes.Aggregate) or nodes.is_table(node.parent):
+        if not isinstance(node, nodes.Aggregate):
             return own_key
+        if nodes.is_table(node.parent):
+            is_windowed = nodes.window_of(node.parent) is not None
+            return windowed_key_sql(own_key) if is_windowed else own_key
         return None if node.late is None else self.columns.json(before)
 
     def _edge_values(
@@ -251,11 +258,17 @@ class StagePlanner:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)
 
-    def _takes_old_values(self, node: nodes.Node) -> bool:
-        """Whether the node takes the old values of its input table. A suppress step takes them only to pass them on."""
-        if isinstance(node, nodes.Suppress) and node.number in self._retracting:
-            return True
-        return needs_retractions(node)
+    def _takes_old_values(self, node: nodes.Node, side: int) -> bool:
+        """Whether a side of the node takes the old values of its input table, perhaps only to pass them on."""
+        is_retracted = node.number in self._retracting
+        match node:
+            case nodes.Suppress() if is_retracted:
+                return side == LEFT
+            case nodes.Join(kind="table-table"):
+                tables = {LEFT: node.left, RIGHT: node.right}
+                return is_retracted and side in tables and claims_old_values(tables[side])
+            case _:
+                return needs_retractions(node) and side == LEFT
 
     def _require_different_hashes(self) -> None:
         """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
@@ -277,9 +290,16 @@ def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
     for child in children(pipeline, node):
         if needs_retractions(child) and node is nodes.parents(child)[0]:
             return True
-        if isinstance(child, _PASSING_ON_OLD_VALUES) and _is_retracted(pipeline, child):
+        if _passes_on_old_values(child, node) and _is_retracted(pipeline, child):
             return True
     return False
+
+
+def _passes_on_old_values(node: nodes.Node, table: nodes.Node) -> bool:
+    """Whether the results of a node have old values that come from the old values of an input table."""
+    if isinstance(node, nodes.Join):
+        return node.kind == "table-table" and claims_old_values(table)
+    return isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress)
 
 
 def _is_only_for_old(node: nodes.Node) -> bool:
@@ -318,7 +338,10 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
     match node:
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
             # Kafka Streams sends a grouped table through a repartition topic even if the key stays the same.
-            return nodes.is_table(parent) or key != "_key" or scope.rekeyed
+            if nodes.is_table(parent) or key != "_key" or scope.rekeyed:
+                return True
+            # Without its window, a windowed key is a new key.
+            return nodes.window_of(parent) is not None and not node.by_window
         # Every task of Kafka Streams has the whole global table.
         case nodes.Join() if nodes.joins_global_table(node):
             return False

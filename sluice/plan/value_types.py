@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
-from sluice.values.record_metadata import METADATA
+from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.shapes import Shape
 
 
@@ -38,7 +38,7 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Select(parent=parent, columns=columns):
             return Shape(_types_of(columns, parent))
         case nodes.MapValues(parent=parent, value=value):
-            return Shape.single(type_of(value, types_after(parent) | METADATA))
+            return Shape.single(type_of(value, types_after(parent) | METADATA | CHANGE_METADATA))
         case nodes.Merge(streams=streams):
             return _common_shape(list(map(shape_after, streams)))
         case nodes.Aggregate(python=python) if python is not None:
@@ -58,7 +58,7 @@ def _shape_after(node: nodes.Node) -> Shape:
 
 
 def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
-    types = types_after(parent) | METADATA
+    types = types_after(parent) | METADATA | CHANGE_METADATA
     return {name: type_of(text, types) for name, text in columns.items()}
 
 

@@ -66,6 +66,7 @@ _NAMED_FUNCTIONS = {
     "every": "bool_and",
     "some": "bool_or",
     "top": "top",
+    "collect_sorted": "collect_sorted",
 }
 """Name of a function that sqlglot does not know → the name of the same function in Sluice."""
 
@@ -202,7 +203,7 @@ def result_type(function: str, argument: str) -> str:
     """The type of a function's result, as in Spark's aggregate function with the same name."""
     if function in ("count", "count_distinct", "approx_count_distinct"):
         return "bigint"
-    if function in ("collect_list", "collect_set", "top", "approx_percentiles"):
+    if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):
         return f"array<{argument}>"
     if function in ("min_by", "max_by"):
         return struct_fields(argument)["x"]

@@ -25,7 +25,7 @@ from sluice.values.sql_types import struct_fields
 Need = Literal["condition", "array", "key", ""]
 """The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
 
-_ADDED_BY_SLUICE = frozenset({"top"})
+_ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
 _ADDED_UP = exp.Sum | exp.Avg
 _OF_TEXT = (
@@ -199,9 +199,9 @@ def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
 
 def _require_function(node: exp.Anonymous, where: str) -> None:
     name = node.name.lower()
-    if name in _ADDED_BY_SLUICE:
+    if name == "top":
         _require_top(node, where)
-    elif name not in OF_SPARK_ALONE | UNTRANSLATED:
+    elif name not in _ADDED_BY_SLUICE | OF_SPARK_ALONE | UNTRANSLATED:
         functions = [*OF_SPARK_ALONE, *_ADDED_BY_SLUICE, *map(str.lower, exp.FUNCTION_BY_NAME)]
         next_step = "Correct the name or use a Python function."
         if close := get_close_matches(name, functions):

@@ -66,7 +66,8 @@ def _detail(node: nodes.Node) -> str:
             columns = node.columns.items()
             return ", ".join([name if name == sql else f"{name} = {sql}" for name, sql in columns])
         case nodes.Aggregate():
-            by = f"by {node.key}" + (f", {node.window}" if node.window else "")
+            key = "key and window" if node.by_window else node.key
+            by = f"by {key}" + (f", {node.window}" if node.window else "")
             return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
         case nodes.Join():
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])

@@ -31,6 +31,12 @@ from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
 from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
+from sluice.topology.windowed_inputs import (
+    require_distinct_sessions,
+    require_encodable_windows,
+    require_plain_keys,
+    require_same_windows,
+)
 from sluice.values import contracts
 from sluice.values.function_wrappers import Not, Print
 from sluice.values.json_text import encode_text
@@ -49,13 +55,15 @@ from sluice.values.record_metadata import (
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import element_type, struct_fields, struct_type
+from sluice.values.windowed_keys import Windowed, of_windowed_key
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow, SessionWindow
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
 R = TypeVar("R")
 """The type that an author's function returns."""
-Key: TypeAlias = str | None
+Key: TypeAlias = Any
+"""A record's key: a text or None, or a `Windowed` behind a windowed table."""
 
 
 class Handle(Generic[V]):
@@ -84,6 +92,8 @@ class Handle(Generic[V]):
     @property
     def metadata(self) -> dict[str, str]:
         """The columns that SQL can read in addition to the value's fields, with their types."""
+        if nodes.window_of(self.node) is not None:
+            return STATEFUL_METADATA | CHANGE_METADATA
         return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
 
     def _where(self, step: str) -> str:
@@ -209,6 +219,7 @@ class Handle(Generic[V]):
         for name, function in (("value", encode), ("key", key)):
             if function is not None:
                 require_callable(where, function, name)
+        require_encodable_windows(where, key, self.node)
         arguments.require_choice(where, "delivery", options["delivery"], Delivery)
         arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
         self.pipeline.add(
@@ -326,7 +337,7 @@ class Stream(Handle[V]):
         topic: str | OutputTable,
         *,
         value: type[str] | Serde[Any] | None = None,
-        key: Callable[[str], bytes] | None = None,
+        key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
@@ -343,7 +354,7 @@ class Stream(Handle[V]):
         topic: str,
         *,
         value: type[str] | Serde[Any] | None = None,
-        key: Callable[[str], bytes] | None = None,
+        key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> Stream[V]:
@@ -769,6 +780,7 @@ class Stream(Handle[V]):
                     next_step="Give the streams the same fields with select or map_values.",
                 )
         streams = (self.node, *[other.node for other in others])
+        require_same_windows(where, streams)
         node = self.pipeline.add(nodes.Merge, streams=streams)
         # A function declares one type of values; values of several contracts are passed as plain data.
         same = all(other.contract is self.contract for other in others)
@@ -795,13 +807,20 @@ class Stream(Handle[V]):
 
     def to_table(self, *, store: str, on_error: OnError | None = None) -> Table[V]:
         """Keep the latest value of each key in a store; a record with a null value deletes its key."""
+        require_distinct_sessions(self._where("to_table"), self.node, deletes=True)
         self.pipeline.claim("store", store)
         node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
         return Table(self.pipeline, node, self.shape, self.contract)
 
     def group_by_key(self) -> GroupedStream[V]:
-        """Group by the record's key."""
-        return self.group_by("_key")
+        """Group by the record's key. Behind a windowed table, the key includes the window.
+
+        To group by the key without its window, write `group_by("_key")`.
+        """
+        by_window = nodes.window_of(self.node) is not None
+        if by_window:
+            require_distinct_sessions(self._where("group_by_key"), self.node, deletes=False)
+        return GroupedStream(self, "_key", None, by_window=by_window)
 
     @overload
     def group_by(self, key: str | Callable[[V], object]) -> GroupedStream[V]: ...
@@ -851,6 +870,10 @@ class Stream(Handle[V]):
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
         arguments.require_choice(where, "how", how, How)
         self._require_same_pipeline(where, other)
+        if isinstance(other, Stream):
+            require_plain_keys(where, [self.node, other.node])
+        elif on is None:
+            require_same_windows(where, [self.node, other.node])
         if isinstance(other, Stream):
             if not isinstance(window, JoinWindow) or on is not None:
                 raise TopologyError(
@@ -1122,7 +1145,8 @@ class Stream(Handle[V]):
                 next_step=advice,
             )
         # Only a step that takes many results can take them from a generator.
-        return with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
+        keyed = with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
+        return of_windowed_key(keyed) if nodes.window_of(self.node) is not None else keyed
 
     def _add_function(
         self,
@@ -1218,7 +1242,7 @@ class Table(Handle[V]):
         topic: str | OutputTable,
         *,
         value: type[str] | Serde[Any] | None = None,
-        key: Callable[[str], bytes] | None = None,
+        key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         emit: Emit = "every",
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
@@ -1236,7 +1260,12 @@ class Table(Handle[V]):
         self._sink(topic, value, key, emit=emit, delivery=delivery, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
-        """Turn the changes into records; a deletion is a record with a null value."""
+        """Turn the changes into records; a deletion is a record with a null value.
+
+        The records of a windowed table keep its windowed keys: SQL reads the bounds as `_window_start` and
+        `_window_end`, and a Python function that takes the key gets a `Windowed`. `select_key`, `map` and `group_by`
+        make keys without windows.
+        """
         node = self.pipeline.add(nodes.ToStream, parent=self.node)
         return Stream(self.pipeline, node, self.shape, self.contract)
 
@@ -1270,13 +1299,11 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def group_by(self, key: str) -> GroupedTable[V]:
-        """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group."""
+        """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.
+
+        The rows of a windowed table can be grouped by `_window_start`, for example to find the best key of each window.
+        """
         self._require_expression(key, "group_by", "key")
-        if nodes.window_of(self.node) is not None:
-            raise TopologyError(
-                f"{self._where('group_by')}: the table is windowed.",
-                next_step="Group its changes instead: to_stream().group_by(...).",
-            )
         return GroupedTable(self, key, None)
 
     def join(
@@ -1296,10 +1323,10 @@ class Table(Handle[V]):
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
         arguments.require_choice(where, "how", how, How)
         self._require_same_pipeline(where, other)
-        # Rows of a windowed table have a key and a window, with which no other table's key can be compared.
-        for table in (self, other):
-            if nodes.window_of(table.node) is not None:
-                raise TopologyError(f"{where}: {table.node.name!r} is windowed; windowed tables cannot be joined.")
+        if on is None and not isinstance(other, GlobalTable):
+            require_same_windows(where, [self.node, other.node])
+        else:
+            require_plain_keys(where, [self.node, other.node])
         if on is not None:
             self._require_expression(on, "join")
         kind = "table-table" if on is None else "foreign-key"
@@ -1405,9 +1432,17 @@ class GlobalTable(Table[V]):
 class Grouped(Generic[V]):
     """Aggregations of both grouped streams and grouped tables."""
 
-    def __init__(self, parent: Handle[V], key: str, window: AnyWindow | CountWindow | None) -> None:
+    def __init__(
+        self,
+        parent: Handle[V],
+        key: str,
+        window: AnyWindow | CountWindow | None,
+        *,
+        by_window: bool = False,
+    ) -> None:
         self.parent = parent
         self.key = key
+        self.by_window = by_window
         self.window = window
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
@@ -1458,7 +1493,7 @@ class Grouped(Generic[V]):
             else:
                 # A merger takes two aggregates, not a value of the stream.
                 value_type = Any if name == "merger" else self.parent.contract
-                called[name] = with_key(at, function, *parameters, value_type=value_type)
+                called[name] = self._function(at, function, *parameters, value_type=value_type)
         shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
@@ -1475,15 +1510,19 @@ class Grouped(Generic[V]):
     ) -> Table[V]:
         where = self.parent._where(f"reduce into {store!r}")
         contract = self.parent.contract
-        add = with_key(where, reducer, "aggregate", "value", value_type=contract)
+        add = self._function(where, reducer, "aggregate", "value", value_type=contract)
         subtract: Function | None = None
         if subtractor is not None:
-            subtract = with_key(where, subtractor, "aggregate", "value", value_type=contract)
+            subtract = self._function(where, subtractor, "aggregate", "value", value_type=contract)
         shape = Shape.single() if contract is None else self.parent.shape
         # Two sessions merge by reducing their results as if they were two values.
         merge = add if subtractor is None else None
         python = nodes.PythonAggregate(None, add, subtract, merge, contract, contract, shape)
         return self._add_store(store, {}, shape, contract, python=python, on_error=on_error)
+
+    def _function(self, where: str, function: Any, *arguments: str, value_type: Any) -> Function:
+        keyed = with_key(where, function, *arguments, value_type=value_type)
+        return of_windowed_key(keyed) if self.by_window else keyed
 
     def _add_store(
         self,
@@ -1503,7 +1542,9 @@ class Grouped(Generic[V]):
             store=store,
             columns=columns,
             scalar=shape.scalar,
+            emit=self.emit,
             late=self.late,
+            by_window=self.by_window,
             retention_ms=self.retention_ms,
             **options,
         )
@@ -1542,6 +1583,8 @@ class GroupedStream(Grouped[V]):
         any more. Queries of the store still find the results of open windows.
         """
         where = self.parent._where("windowed_by")
+        if self.by_window:
+            require_plain_keys(where, [self.parent.node])
         arguments.require_choice(where, "emit", emit, EmitStrategy)
         arguments.require_instance(
             where,
@@ -1584,18 +1627,18 @@ class GroupedStream(Grouped[V]):
         *,
         store: str,
         returns: type[R] | None = None,
-        merger: Callable[[R, R], R] | Callable[[str, R, R], R] | None = None,
+        merger: Callable[[R, R], R] | Callable[[Key, R, R], R] | None = None,
         on_error: OnError | None = None,
     ) -> Table[R]: ...
     @overload
     def aggregate(
         self,
         initializer: Callable[[], R],
-        adder: Callable[[str, R, V], R],
+        adder: Callable[[Key, R, V], R],
         *,
         store: str,
         returns: type[R] | None = None,
-        merger: Callable[[R, R], R] | Callable[[str, R, R], R] | None = None,
+        merger: Callable[[R, R], R] | Callable[[Key, R, R], R] | None = None,
         on_error: OnError | None = None,
     ) -> Table[R]: ...
     def aggregate(  # type: ignore[misc]  # a column with a parameter's name goes into the mapping
@@ -1636,7 +1679,7 @@ class GroupedStream(Grouped[V]):
     @overload
     def reduce(
         self,
-        reducer: Callable[[str, V, V], V],
+        reducer: Callable[[Key, V, V], V],
         *,
         store: str,
         on_error: OnError | None = None,
@@ -1678,8 +1721,8 @@ class GroupedTable(Grouped[V]):
     def aggregate(
         self,
         initializer: Callable[[], R],
-        adder: Callable[[str, R, V], R],
-        subtractor: Callable[[str, R, V], R],
+        adder: Callable[[Key, R, V], R],
+        subtractor: Callable[[Key, R, V], R],
         *,
         store: str,
         returns: type[R] | None = None,
@@ -1719,8 +1762,8 @@ class GroupedTable(Grouped[V]):
     @overload
     def reduce(
         self,
-        adder: Callable[[str, V, V], V],
-        subtractor: Callable[[str, V, V], V],
+        adder: Callable[[Key, V, V], V],
+        subtractor: Callable[[Key, V, V], V],
         *,
         store: str,
         on_error: OnError | None = None,

@@ -13,6 +13,7 @@ from sluice.topology.serdes import Serde
 from sluice.values.epochs import EpochTime
 from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
+from sluice.values.record_metadata import EmitStrategy as EmitStrategy
 from sluice.values.record_metadata import How as How
 from sluice.values.record_metadata import OnError as OnError
 from sluice.values.record_metadata import OnNull as OnNull
@@ -195,8 +196,11 @@ class Aggregate(Node):
     columns: dict[str, str]
     scalar: bool
     python: PythonAggregate | None = None
+    emit: EmitStrategy = "every"
     late: Late | None = None
     """The sink for records that are late for every window."""
+    by_window: bool = False
+    """Whether the groups are the keys and windows of records that have windowed keys."""
     retention_ms: int | None = None
     """How long a window is kept after its end; None means forever."""
 
@@ -401,16 +405,37 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The window definition of a windowed table or of its changes; None for other nodes.
+    """The window definition of the keys of a table or a stream; None if its keys have no windows.
 
     An aggregate over a number of records is no windowed table: its store has one row per key.
     """
     match node:
+        case Aggregate(window=None, by_window=True, parent=parent):
+            return window_of(parent)
         case Aggregate(window=window):
             return None if isinstance(window, CountWindow) else window
-        case Suppress(parent=parent) | Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
+        case Suppress() | Filter() | Select() | MapValues() | FlatMapValues() | Transform():
+            return window_of(node.parent)
+        case ToStream() | ToTable() | Deduplicate():
+            return window_of(node.parent)
+        case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
             return window_of(parent)
-        case ToStream(parent=parent):
-            return window_of(parent)
+        case Merge(streams=(first, *_)):
+            return window_of(first)
+        case Join(left=left, kind="stream-table" | "table-table"):
+            return window_of(left)
         case _:
             return None
+
+
+def is_keyed_by_window(node: Node) -> bool:
+    """Whether an operator keeps a state for each windowed key of its inputs."""
+    match node:
+        case Aggregate():
+            return node.by_window
+        case ToTable(parent=parent):
+            return window_of(parent) is not None
+        case Join(right=right):
+            return window_of(right) is not None
+        case _:
+            return False

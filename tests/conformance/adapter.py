@@ -9,6 +9,7 @@ from typing import Any
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
 from sluice.topology.dsl import GlobalTable, Stream, Table
+from sluice.topology.nodes import window_of
 from sluice.values.sql_text import literal
 from sluice.values.windows import AnyWindow
 from tests.conformance import values
@@ -21,6 +22,7 @@ from tests.conformance.functions import (
     doubled,
     folded,
     increased,
+    is_present,
     merged,
     nothing,
     subtracted,
@@ -38,6 +40,8 @@ class NotMet(Exception):
 
 
 _BINARY = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "=": "=", "==": "=", "+": "+", "-": "-", "*": "*"}
+_BEST = "element_at(filter({0}, one -> one.{1} <=> array_max(transform({0}, each -> each.{1}))), 1)"
+"""SQL of the first element with the largest field."""
 _CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {})", "is_null": "({} IS NULL)",
           "not_null": "({} IS NOT NULL)", "if_null": "coalesce({}, {})",
           "digest": "aggregate(coalesce({}, array()), 0L, (sum, n) -> pmod(sum * 7 + n, 50))"}  # fmt: skip
@@ -55,9 +59,14 @@ def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lamb
         return "NULL" if constant is None else literal(constant) if isinstance(constant, str) else repr(constant)
     if operation == "key":
         return "_key"
+    if operation in ("window_start", "window_end"):
+        return f"unix_millis(_{operation})"
     if operation == "struct":
         pairs = ", ".join(f"{literal(name)}, {sql(one, kind)}" for name, one in arguments[0].items())
         return f"named_struct({pairs})"
+    if operation == "best":
+        elements, field_name = arguments
+        return _BEST.format(sql(elements, kind), field_name)
     parts = [sql(one, kind) for one in arguments]
     if operation in _BINARY:
         left, right = parts
@@ -120,6 +129,8 @@ class Built:
     prefix: str
     store: str | None = None
     topic: str | None = None
+    is_windowed: bool = False
+    """Whether the results have windowed keys."""
     nodes: dict[str, dict[str, Any]] = field(init=False)
     kinds: dict[str, values.Kind] = field(init=False)
     """The types of the topics' values."""
@@ -181,6 +192,8 @@ class Built:
                 return "str"
             case ["+" | "-" | "*" | "mod" | "digest" | "ts" | "count_so_far", *_]:
                 return "int"
+            case ["window_start" | "window_end"]:
+                return "int"
             case ["lookup", table, _]:
                 return self._kind_at(table, [])
             case ["if_null", first, _]:
@@ -227,14 +240,6 @@ class Built:
         """The node whose output is compared."""
         return self.nodes[self.case["spec"]["sink"]]
 
-    @property
-    def is_windowed(self) -> bool:
-        """Whether the results have windowed keys; `to_stream` drops them."""
-        node = self.sink
-        while node["op"] in ("filter", "filter_not", "map_values", "suppress"):
-            node = self.nodes[node["in"]]
-        return node["op"] in ("aggregate", "fold") and "window" in node
-
     def contract(self, source: dict[str, Any]) -> Any:
         """The type of the values of a source's topic."""
         return values.contract(self.kinds[source["topic"]])
@@ -251,7 +256,7 @@ class Built:
         """The results of Kafka Streams: the final rows of a table, or all records of a stream."""
         rows = [
             (
-                row["key"],
+                _text(row["key"]),
                 row["window"] and tuple(row["window"]),
                 row["value"],
                 {name: row[name] for name in self.compared},
@@ -259,6 +264,11 @@ class Built:
             for row in self.case["expected"]["final"]
         ]
         return rows if self.case["spec"]["result_kind"] == "stream" else collapsed(rows)
+
+
+def _text(key: Any) -> str | None:
+    """The text of a key, which is a number in some cases."""
+    return None if key is None else str(key)
 
 
 def collapsed(rows: list[Row]) -> list[Row]:
@@ -272,6 +282,7 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     built = Built(case, prefix)
     handles: dict[str, Any] = {}
     add_nodes(pipeline, built, handles)
+    built.is_windowed = window_of(handles[built.sink["id"]].node) is not None
     # A store has neither headers nor times of records.
     in_store = built.sink["op"] in ("aggregate", "to_table") and not built.compared
     if in_store and case["spec"]["result_kind"] == "table":
@@ -319,6 +330,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
 
 def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
     match node["op"]:
+        case "filter" if node["where"] == ["not_null", ["value"]]:
+            return parent.filter(is_present)
         case "filter":
             return parent.filter(sql(node["where"]))
         case "filter_not":
@@ -329,9 +342,16 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
                 return parent.map_values(built.sql(node["in"], node["value"]))
             return parent.select({name: built.sql(node["in"], one) for name, one in arguments[0].items()})
         case "to_stream":
-            return parent.to_stream()
+            stream = parent.to_stream() if isinstance(parent, Table) else parent
+            # The cases' tables drop the windows of their keys there, if a case does not say that they keep them.
+            is_plain = node.get("keep_window") or window_of(parent.node) is None
+            return stream if is_plain else stream.select_key("_key")
         case "repartition":
             return parent.repartition(node.get("partitions"))
+        case "map":
+            _, columns = node["value"]
+            columns = {name: built.sql(node["in"], one) for name, one in columns.items()}
+            return parent.select(columns, _key=built.sql(node["in"], node["key"]))
         case "select_key":
             return parent.select_key(sql(node["key"]))
         case "flat_map_values" if isinstance(built._kind_at(node["id"], []), dict):
@@ -382,12 +402,42 @@ def _join(node: dict[str, Any], left: Any, right: Any) -> Any:
 
 
 def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
-    key = sql(node["group_key"]) if "group_key" in node else "_key"
-    grouped = parent.group_by(key)
+    columns = {}
+    for one in node["aggs"]:
+        read = _replaced(one, node["group_value"]) if "group_value" in node else one
+        columns[one["name"]] = _aggregation(built, node["in"], read)
+    table = _grouped(node, parent).aggregate(columns, store=built.store_of(node))
+    # The cases treat final results as a stream: a filter drops them, and sends no deletions.
+    return table.to_stream() if "emit" in node else table
+
+
+def _grouped(node: dict[str, Any], parent: Any) -> Any:
+    if isinstance(parent, Table):
+        return parent.group_by(sql(node.get("group_key", ["key"])))
+    grouped = parent.group_by(sql(node["group_key"])) if "group_key" in node else parent.group_by_key()
     if "window" in node:
-        grouped = grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"))
-    columns = {aggregate["name"]: _aggregation(built, node["in"], aggregate) for aggregate in node["aggs"]}
-    return grouped.aggregate(columns, store=built.store_of(node))
+        return grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"))
+    return grouped
+
+
+def _replaced(aggregate: dict[str, Any], group_value: Expression) -> dict[str, Any]:
+    """An aggregate with its expression over the table's values instead of over `group_value`, a struct."""
+    _, columns = group_value
+
+    def replaced(expression: Any) -> Any:
+        match expression:
+            case ["value"]:
+                return group_value
+            case ["field", name]:
+                return columns[name]
+            case [operation, *arguments]:
+                return [operation, *map(replaced, arguments)]
+            case dict():
+                return {name: replaced(one) for name, one in expression.items()}
+            case _:
+                return expression
+
+    return aggregate | {"expr": replaced(aggregate["expr"])} if "expr" in aggregate else aggregate
 
 
 def _fold(built: Built, node: dict[str, Any], parent: Any) -> Any:

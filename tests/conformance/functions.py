@@ -21,6 +21,10 @@ class Value(Struct):
 Total = TypeVar("Total", bound=Any)
 
 
+def is_present(value: Any) -> bool:
+    return value is not None
+
+
 def doubled(value: Any) -> Value | None:
     """`value` is a Struct, or a dict if SQL has made it."""
     if value is None:

@@ -140,6 +140,16 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert (shop, april, total) == ("s1", -275 * 24 * hour - hour, {"sum": 25})
 
 
+def test_windows_as_values(driver: TopologyTestDriver) -> None:
+    assert [best["views"] for best in driver.store("best_page").values()] == [3, 1]
+    assert records(driver, "labels")[-1] == ("home", "home had 1 views in the minute from 00:01")
+    assert records(driver, "views_by_text")[-1] == ("home 00:01", 1)
+    assert sorted(driver.store("updates_of_each_window").values()) == [1, 3]
+    assert records(driver, "compared_views")[-1] == ("home", {"same": True})
+    (first, *_) = driver.output("views_with_json_keys")
+    assert first.key == '{"key":"home","start":1767225600000,"end":1767225660000}'
+
+
 def test_joins(driver: TopologyTestDriver) -> None:
     assert ("s1", {"item": "tea", "note": "rain"}) in records(driver, "sale_with_note")
     assert len(records(driver, "sale_with_note")) == 4

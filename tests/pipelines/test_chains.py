@@ -33,7 +33,7 @@ def chains() -> Pipeline:
     visits = pipeline.stream("visits", value=Reading)
     prices = pipeline.table("prices", value=Reading)
     counted = visits.group_by_key().windowed_by(tumbling("10 ms")).aggregate(store="visited", n="count(*)")
-    counted.suppress_until_window_closes().to_stream().join(prices).to("priced")
+    counted.suppress_until_window_closes().to_stream().select_key("_key").join(prices).to("priced")
 
     left, right = pipeline.stream("left", value=Reading), pipeline.stream("right", value=Reading)
     unmatched = left.left_join(right, within("2 ms", grace="20 ms")).filter("right IS NULL")

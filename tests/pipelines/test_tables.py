@@ -170,9 +170,11 @@ def test_steps_that_read_no_value_get_every_change(drive: Drive, size: int) -> N
     rows = {"items": "bc", "tall": "b", "named": "bc", "counts": "ab", "few": "b"}
     for name in tables:
         groups = [{key: n for key, n in driver.store(f"{name}_{number}").items() if n} for number in range(4)]
+        # As in Kafka Streams, a stream's first count replaces a count of 0, also in a group that already has rows.
+        together = {"counts": {"all": 1}, "few": {}}.get(name, {"all": len(rows[name])})
         own = dict.fromkeys(rows[name], 1)
         exclaimed = {f"{key}!": 1 for key in rows[name]}
-        assert groups == [own, {"all": len(own)}, exclaimed, {key: 1 for key in own if key == "a"}], name
+        assert groups == [own, together, exclaimed, {key: 1 for key in own if key == "a"}], name
         assert "".join(record.key or "" for record in driver.read(f"{name}_ones")) == changed[name]
         assert driver.store(f"{name}_changes") == Counter(changed[name])
     assert driver.store("hour_changes") == {"all": 3}

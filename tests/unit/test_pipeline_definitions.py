@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a windowed store joined with a table": (
         lambda: joined(windowed=True),
-        r"'n' is windowed; windowed tables cannot be joined",
+        r"the keys of n have windows. Make a plain key first",
     ),
     "a window of no length": (lambda: tumbling("0 seconds"), r"the size must be above 0"),
     "a window with negative grace": (

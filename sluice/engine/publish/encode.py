@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,9 @@ from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.values.json_text import encode_text
+from sluice.values.sink_tables import WINDOW
+from sluice.values.windowed_keys import windowed
+from sluice.values.windows import Bounds
 
 UNWRITTEN = "unwritten/"
 """Prefix of the counts, per topic, of output records that could not be written."""
@@ -57,11 +60,11 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         encode: Encoder = sink.encode.value
         # `encode_text` takes JSON and needs no decoded value.
         encode_json = encode_text if encode is encode_text else lambda text: encode(_decode(text))
-        columns["value"] = _encode_column(encode_json, columns["value"], errors, sink)
+        columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
-        columns["key"] = _encode_column(sink.encode_key.value, columns["key"], errors, sink)
+        columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged and writes the bounds into headers.
-    if sink.is_windowed and "window_start" in table.column_names:
+    if sink.is_windowed:
         columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
     for name in ("timestamp", "time"):
         if name in table.column_names:
@@ -73,11 +76,9 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     """The last change of each key and window; all changes if the sink writes every change.
 
-    Rows without a key are all kept, because a later row does not replace them. The changes of a group's store are
-    returned unchanged, because each key and window has only one.
+    Rows without a key are all kept, because a later row does not replace them.
     """
-    is_of_group = sink.is_windowed and "window_start" not in changes.column_names
-    if sink.emit == "every" or is_of_group:
+    if sink.emit == "every":
         return changes
     names = [name for name in ("key", "window_start", "window_end") if name in changes.column_names]
     columns = [changes.column(name).to_pylist() for name in names]
@@ -89,17 +90,31 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     return changes.take(pa.array(last_rows.values(), pa.int64()))
 
 
+def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink: Sink) -> pa.Array:
+    """Encode each key: a text, or a `Windowed` if the keys have windows."""
+    keys: list[str | None] = table.column("key").to_pylist()
+    if not sink.is_windowed:
+        return _encode_column(encode, keys, errors, sink)
+    pairs = [None if key is None else (key, bounds) for key, bounds in zip(keys, _windows(table), strict=True)]
+    return _encode_column(lambda pair: encode(windowed(*pair)), pairs, errors, sink)
+
+
+def _windows(table: pa.Table) -> Iterator[Bounds]:
+    """The window of each row."""
+    return zip(*(table.column(name).to_pylist() for name in WINDOW), strict=True)
+
+
 def _encode_column(
     encode: Encoder,
-    texts: pa.ChunkedArray,
+    values: Iterable[Any],
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Encode each text. Adds the error of a row that fails to `errors`."""
+    """Encode each key or value. Adds the error of a row that fails to `errors`."""
     encoded: list[bytes | None] = []
-    for row, text in enumerate(texts.to_pylist()):
+    for row, value in enumerate(values):
         try:
-            encoded.append(None if text is None else _require_bytes(encode(text)))
+            encoded.append(None if value is None else _require_bytes(encode(value)))
         # An encoder may raise anything, also errors that are no
         # Exception. `rejects_record` tells them apart.
         except BaseException as error:
@@ -107,7 +122,7 @@ def _encode_column(
                 raise run_ending_error(
                     f"The encoder of {sink.topic} at {sink.at}",
                     error,
-                    f"{text:.500}",
+                    f"{value!s:.500}",
                 ) from error
             errors[row] = describe_error(error)
             encoded.append(None)
@@ -196,9 +211,5 @@ def _reject(
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    starts = table.column("window_start").to_pylist()
-    ends = table.column("window_end").to_pylist()
-    headers = []
-    for start, end in zip(starts, ends, strict=True):
-        headers.append([header("window_start", str(start)), header("window_end", str(end))])
+    headers = [[header("window_start", str(start)), header("window_end", str(end))] for start, end in _windows(table)]
     return pa.array(headers, HEADERS)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.record_headers import HEADERS, header
 from sluice.engine.batch.rejections import RejectedRow
 from sluice.engine.publish.change_steps import REJECTED_CHANGE, ChangeSteps, value_texts
 from sluice.engine.publish.lookup_tables import LookupTables
@@ -72,12 +71,12 @@ def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
 
 
 def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> pa.Table:
-    """The records with the bounds of the changes' windows as headers, if the store has windows."""
+    """The records with the bounds of the changes' windows, if the store has windows."""
     if not output.group.window:
         return records
-    windows = changes.select([*WINDOW]).to_pylist()
-    headers = [[header(name, str(window[name])) for name in WINDOW] for window in windows]
-    return records.append_column("headers", pa.array(headers, HEADERS))
+    for name in WINDOW:
+        records = records.append_column(name, changes.column(name))
+    return records
 
 
 def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSteps]) -> None:

@@ -101,15 +101,9 @@ def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
     elif sink.is_windowed:
         names = [*WINDOW]
     if not names:
-        yield from repeat((), table.num_rows)
-    elif names[0] in table.column_names:
-        columns = [table.column(name).to_pylist() for name in names]
-        yield from zip(*columns, strict=True)
-    else:
-        # The changes of a group's store have their window in headers, as a topic gets it.
-        for headers in table.column("headers").to_pylist():
-            texts = {header["key"]: header["value"] for header in headers}
-            yield tuple(int(texts[name]) for name in names)
+        return repeat((), table.num_rows)
+    columns = [table.column(name).to_pylist() for name in names]
+    return zip(*columns, strict=True)
 
 
 def _reject_errors(

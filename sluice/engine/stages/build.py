@@ -21,6 +21,7 @@ from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
+from sluice.operators.by_window import ByWindow
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.streams import StreamJoin
@@ -33,6 +34,7 @@ from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.record_metadata import EmitStrategy
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import (
     AnyWindow,
@@ -58,10 +60,9 @@ def stage_operator(
     `is_read` is true if later expressions read fields of the results, so that the results must fit the resolved types.
     `only_last` is true if only a key's last result in a batch matters.
     """
-    return StageOperator(
-        operator,
-        _make(operator, arguments.get(operator.number, []), is_read, only_last),
-    )
+    only_last = only_last and not operator.by_window
+    make = _make(operator, arguments.get(operator.number, []), is_read, only_last)
+    return StageOperator(operator, partial(ByWindow, make) if operator.by_window else make)
 
 
 def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
@@ -79,6 +80,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 _aggregate,
                 calculation,
                 action.window,
+                action.emit,
                 retracts=retracts,
                 only_last=only_last,
             )
@@ -101,7 +103,13 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 right_filtered=action.filtered[RIGHT],
             )
         case plan.TableJoin(how=how, filtered=filtered):
-            return partial(TableJoin, how, retracts=retracts, filtered=filtered)
+            return partial(
+                TableJoin,
+                how,
+                retracts=retracts,
+                filtered=filtered,
+                gets_old_values=action.gets_old_values if retracts else (False, False),
+            )
         case plan.Process():
             return partial(_process, action, operator.step.at)
         case _:  # the planned action is the operator itself
@@ -140,6 +148,7 @@ def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) 
 def _aggregate(
     calculation: Callable[[], Calculation],
     window: AnyWindow | CountWindow | None,
+    emit: EmitStrategy,
     *,
     retracts: bool,
     only_last: bool,
@@ -155,7 +164,8 @@ def _aggregate(
         case CustomWindow():
             return CustomWindowAggregate(calculation(), window, retracts=retracts)
         case SessionWindow():
-            return SessionAggregate(calculation(), window, retracts=retracts)
+            is_final = emit == "window_close"
+            return SessionAggregate(calculation(), window, retracts=retracts, waits_until_final=is_final)
         case Window() | CalendarWindow():
             return WindowedAggregate(calculation(), window, retracts=retracts, only_last=only_last)
 

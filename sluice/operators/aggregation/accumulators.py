@@ -287,6 +287,14 @@ class CollectList(Accumulator):
         return earlier + later
 
 
+class CollectSorted(CollectList):
+    """All values that are not null, in ascending order. Objects and lists are ordered by their JSON text."""
+
+    @override
+    def result(self, accumulator: list[Any]) -> list[Any]:
+        return sorted(accumulator)
+
+
 class CollectSet(Accumulator):
     """The distinct values, in the order of their first records."""
 

@@ -68,12 +68,13 @@ class BaseAggregation:
         calculation = self.calculation
         stored = state.get(start)
         if stored is None:
-            old, time = None, row.time
+            time = row.time
             aggregate = calculation.new_aggregate() if copied is None else copied
         else:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
-            old = calculation.result(aggregate) if self.retracts else None
+        # As in Kafka Streams, the first result replaces the aggregate of no records, or the copied one.
+        old = calculation.result(aggregate) if self.retracts else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation import accumulators
+from sluice.operators.aggregation import accumulators, table_functions
 from sluice.operators.aggregation.accumulators import Accumulator
 from sluice.operators.aggregation.statistics import ArgumentPair, statistic
 from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO
@@ -19,7 +19,8 @@ from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTIC
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
 
 SUBTRACTABLE = _STATISTICS | {
-    "count", "sum", "avg", "collect_list", "bool_and", "bool_or", "percentile", "percentiles", "mode",
+    "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top", "collect_list", "collect_set",
+    "collect_sorted", "bool_and", "bool_or", "percentile", "percentiles", "mode",
 }  # fmt: skip
 """Functions that can subtract a table's old value."""
 
@@ -38,7 +39,7 @@ _ARGUMENTS: dict[str, tuple[type, ...]] = {
 }
 """Function → the types that its argument may have. Functions that are not listed accept every type."""
 NAMES = _ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
-    "collect_set", "count_distinct", "approx_count_distinct", "first", "last",
+    "approx_count_distinct", "first", "last",
 }  # fmt: skip
 
 
@@ -122,10 +123,34 @@ _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
 _BITWISE = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}
 
 
+def table_accumulator_of(function: Function) -> Accumulator:
+    """The function's accumulator over a table, which can subtract any value that was added."""
+    name, kind = function.name, _kind_of(function)
+    match name:
+        case "min" | "max":
+            return table_functions.ExtremeOfRows(kind, min if name == "min" else max)
+        case "min_by" | "max_by":
+            better = operator.lt if name == "min_by" else operator.gt
+            return table_functions.ByOrderOfRows(kind, function.second, better)
+        case "top":
+            return table_functions.TopOfRows(kind, int(function.parameters[0]))
+        case "collect_set":
+            return table_functions.SetOfRows(kind)
+        case "count_distinct":
+            return table_functions.CountDistinctRows(kind)
+        case _:
+            return accumulator_of(function)
+
+
+def _kind_of(function: Function) -> Any:
+    """The type of the values that are accumulated. Objects and lists are accumulated as JSON text."""
+    return str if function.argument is msgspec.Raw else function.argument
+
+
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
-    """The function's accumulator. Objects and lists are accumulated as JSON text."""
+    """The function's accumulator over a stream."""
     name, parameters = function.name, function.parameters
-    kind: Any = str if function.argument is msgspec.Raw else function.argument
+    kind: Any = _kind_of(function)
     if name in _STATISTICS:
         return statistic(name, kind)
     match name:
@@ -154,6 +179,8 @@ def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case pe
             return accumulators.Top(kind, int(parameters[0]))
         case "collect_list":
             return accumulators.CollectList(list[kind])
+        case "collect_sorted":
+            return accumulators.CollectSorted(list[kind])
         case "collect_set":
             return accumulators.CollectSet(dict[kind, None])
         case "count_distinct":

@@ -14,7 +14,12 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
-from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE, Function, accumulator_of
+from sluice.operators.aggregation.aggregate_functions import (
+    SUBTRACTABLE,
+    Function,
+    accumulator_of,
+    table_accumulator_of,
+)
 from sluice.operators.aggregation.statistics import ArgumentPair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
 from sluice.values import contract_parts
@@ -83,7 +88,8 @@ class Functions:
                     next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, or Python functions.",
                 )
         self._fields, self._scalar = fields, scalar
-        accumulators = [accumulator_of(function) for function in functions]
+        accumulator = table_accumulator_of if subtracts else accumulator_of
+        accumulators = [accumulator(function) for function in functions]
         arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]

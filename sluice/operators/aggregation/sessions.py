@@ -16,7 +16,8 @@ class SessionAggregate(Aggregation):
     """One aggregate per key and session. A result's time is the session's end. Null values are processed.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
-    the merged session. Results have no headers, as in Kafka Streams.
+    the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: a next operator holds the
+    results back until no record can change them.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class SessionAggregate(Aggregation):
         window: SessionWindow,
         *,
         retracts: bool = False,
+        waits_until_final: bool = False,
     ) -> None:
         super().__init__(calculation, retracts=retracts)
         self.window = window
         self.lateness = WindowLateness(window)
+        self.waits_until_final = waits_until_final
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
@@ -49,15 +52,17 @@ class SessionAggregate(Aggregation):
             return
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
+        # As in Kafka Streams, a session is deleted and comes again under its new bounds, even if these are the same,
+        # but not if all of its records have one time.
+        grows = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
             session_end, session_aggregate = state.pop(session)
             window = session, session_end
-            if self.retracts:
+            if self.retracts and grows:
                 old_result = self.calculation.result(session_aggregate)
                 out.emit(key, old_result, session_end, window=window, old=True)
-            # A result's key includes the session's bounds: if the bounds change, a tombstone deletes the old key.
-            if window != (start, end):
+            if grows:
                 out.emit(key, None, session_end, window=window)
             aggregate = self.calculation.merge(key, aggregate, session_aggregate)
         aggregate = self.calculation.add(key, aggregate, self.calculation.read(row.value))
@@ -67,8 +72,8 @@ class SessionAggregate(Aggregation):
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
         # The state may still have closed sessions: which ones depends on where batches end.
-        last_closed_end = self.lateness.last_closed_end(row.before)
-        earliest_end = max(row.time - self.window.gap_ms, last_closed_end + 1)
+        last_end = self._last_forgotten_end(row.before)
+        earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms
         near: list[int] = []
         for start, (end, _) in state.items():
@@ -79,7 +84,9 @@ class SessionAggregate(Aggregation):
     def due(self, state: Windows) -> int | None:
         if not state:
             return None
-        return self.lateness.closes_at(min(end for end, _ in state.values()))
+        first_end = min(end for end, _ in state.values())
+        lateness = self.lateness
+        return lateness.late_at(first_end) if self.waits_until_final else lateness.closes_at(first_end)
 
     def close(
         self,
@@ -90,7 +97,14 @@ class SessionAggregate(Aggregation):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the sessions that no later record can join."""
-        last_closed_end = self.lateness.last_closed_end(closed)
+        last_end = self._last_forgotten_end(closed)
         for start, (end, _) in [*state.items()]:
-            if end <= last_closed_end:
+            if end <= last_end:
                 del state[start]
+
+    def _last_forgotten_end(self, stream_time: int) -> int:
+        """The latest end of a session that no record can join any more."""
+        # In Kafka Streams, the store's retention usually ends in the last millisecond in which a record could join a
+        # session. If results are only sent when they are final, the session is kept for this millisecond too.
+        lateness = self.lateness
+        return lateness.last_late_end(stream_time) if self.waits_until_final else lateness.last_closed_end(stream_time)

@@ -108,8 +108,11 @@ class SlidingAggregate(Aggregation):
             # visible to a later step that counts updates.
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
-                result = self.calculation.result(aggregate)
-                out.emit(row.key, result, time, window=(own, own + self.window.size_ms))
+                calculation, window = self.calculation, (own, own + self.window.size_ms)
+                if self.retracts:
+                    initial = calculation.result(calculation.new_aggregate())
+                    out.emit(row.key, initial, time, window=window, old=True)
+                out.emit(row.key, calculation.result(aggregate), time, window=window)
         return is_counted
 
     def _add_to_first(

@@ -37,6 +37,9 @@ class TableJoin(Timeless):
     If both sides depend on the same table, a change of this table reaches one side before the other. As in Kafka
     Streams, the join then reads the other side from a store that already has the change: the join gets this change
     ahead (side AHEAD), and again when it is the side's turn.
+
+    `gets_old_values` says of each side whether its table sends the old value of each change. As in Kafka Streams, this
+    value is retracted, even if the table has never had it (see `BaseAggregation`).
     """
 
     state_type: Any = TablePair
@@ -47,12 +50,16 @@ class TableJoin(Timeless):
         *,
         retracts: bool = False,
         filtered: tuple[bool, bool] = (False, False),
+        gets_old_values: tuple[bool, bool] = (False, False),
     ) -> None:
         self.how = how
         self.retracts = retracts
         self.filtered = filtered
+        self.gets_old_values = gets_old_values
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
         """Key and side → value and time of a change that came ahead and has not come again yet."""
+        self._replaced: dict[tuple[str, int], str | None] = {}
+        """Key and side → the old value of the side's next change, which has come in a row of its own."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -63,6 +70,7 @@ class TableJoin(Timeless):
                 out.count("null_key")
             return
         if row.old:
+            self._replaced[row.key, row.side] = row.value
             return
         # A deleted value has no time, so that the next result has only the time of the other side.
         changed = row.value, row.time if row.value is not None else -1
@@ -86,9 +94,19 @@ class TableJoin(Timeless):
             return
         # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
-        if self.retracts and old is not None:
-            out.emit(row.key, old, time, old=True)
+        if self.retracts:
+            retracted = self._retracted(pair, row) if self.gets_old_values[row.side] else old
+            if retracted is not None:
+                out.emit(row.key, retracted, time, old=True)
         out.emit(row.key, new, time)
+
+    def _retracted(self, pair: TablePair, row: Row) -> str | None:
+        """The result that a change replaces, as the changed table says, which may differ from the result before."""
+        assert row.key is not None
+        replaced = self._replaced.pop((row.key, row.side), None)
+        if row.side == RIGHT:
+            return self._result(TablePair(pair.left, pair.left_time, replaced))
+        return self._result(TablePair(replaced, -1, pair.right, pair.right_time))
 
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
         """The values that the stores of both sides contain, including a change of the other side that came ahead."""

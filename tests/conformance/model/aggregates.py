@@ -115,11 +115,12 @@ class Aggregation(Stored):
             self.add(record.key, record, self.rows.get(record.key))
 
     def add(self, key: Key, record: Record, row: Row | None) -> None:
-        """Add a record to a row, and send the update."""
+        """Add a record to a row, and send the update. A new row replaces the aggregate of no records."""
         aggregate, time = row or (self.aggregator.initial(), record.time)
         name = plain(key)
         assert name is not None
-        self.update(key, self.aggregator.add(aggregate, name, record.value), max(time, record.time))
+        added = self.aggregator.add(aggregate, name, record.value)
+        self.replace(key, aggregate, added, max(time, record.time))
 
 
 @dataclass(kw_only=True)
@@ -212,7 +213,7 @@ class SessionWindows(Stored):
             for window in near:
                 self.update(window, None, window.end)
         self.latest_end = max(self.latest_end, merged.end)
-        self.update(merged, self.aggregator.add(aggregate, key, record.value), merged.end)
+        self.replace(merged, None, self.aggregator.add(aggregate, key, record.value), merged.end)
 
 
 @dataclass(kw_only=True)
@@ -300,7 +301,7 @@ class _Slide:
     def _make_right(self, row: Row | None) -> None:
         """The window that begins after the record, if it is new and has records: those of `row`."""
         if row and row.time > self._at and self._at + 1 not in self._near:
-            self._node.update(self._window(self._at + 1), row.value, row.time)
+            self._node.replace(self._window(self._at + 1), None, row.value, row.time)
 
     def _update(self, start: int, row: Row | None) -> None:
         window = self._window(start)

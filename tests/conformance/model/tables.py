@@ -52,10 +52,15 @@ class Stored(Table):
 
     def update(self, key: Key, value: Any, time: int) -> None:
         """Store a row, or delete it if the value is null, and send the update."""
-        old = self.rows.pop(key, None)
+        old = self.rows.get(key)
+        self.replace(key, old and old.value, value, time)
+
+    def replace(self, key: Key, old: Any, value: Any, time: int) -> None:
+        """Like `update`, but the update says that it replaces the value `old`."""
+        self.rows.pop(key, None)
         if value is not None:
             self.rows[key] = Row(value, time)
-        self.send(Record(key, Change(value, old and old.value), time))
+        self.send(Record(key, Change(value, old), time))
 
 
 @dataclass(kw_only=True)

@@ -95,7 +95,7 @@ def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
     assert ran.states
 
 
-@pytest.mark.parametrize("name", ["min", "max", "first", "last", "collect_set", "count_distinct", "top"])
+@pytest.mark.parametrize("name", ["first", "last", "approx_count_distinct"])
 def test_functions_that_cannot_subtract_are_rejected_over_a_table(name: str) -> None:
     with pytest.raises(TopologyError, match=f"{name} over a table cannot subtract"):
         Functions(Function(name, int, (1,)), subtracts=True)
@@ -243,9 +243,48 @@ def test_the_old_value_is_sent_before_the_new_one() -> None:
     operator = Aggregate(Functions(Function("count")), retracts=True)
     ran = run(operator, [Given("a", [None], 1), Given("a", [None], 2)])
     assert [(result.value, result.old, result.time) for result in ran.results] == [
+        ([0], True, 1),
         ([1], False, 1),
         ([1], True, 2),
         ([2], False, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "with_all", "without_seven"),
+    [
+        ("min", (), 2, 2),
+        ("max", (), 7, 5),
+        ("top", (2,), [7, 7], [7, 5]),
+        ("collect_set", (), [5, 7, 2], [5, 7, 2]),
+        ("collect_sorted", (), [2, 5, 7, 7], [2, 5, 7]),
+        ("count_distinct", (), 3, 3),
+    ],
+)
+def test_a_tables_rows_come_back_when_the_row_that_hid_them_is_gone(
+    name: str, parameters: tuple[float, ...], with_all: Any, without_seven: Any
+) -> None:
+    operator = TableAggregate(Functions(Function(name, int, parameters), subtracts=True))
+    rows = [Given("a", [n], at) for at, n in enumerate((5, 7, 2, 7))]
+    ran = run(operator, rows)
+    assert ran.values[-1] == [with_all]
+    once = run(operator, [*rows, Given("a", [7], 9, old=True)])
+    twice = run(operator, [*rows, Given("a", [7], 9, old=True), Given("a", [7], 10, old=True)])
+    values = [ran.values[-1] for ran in (once, twice)]
+    assert values[0] == [7 if name == "max" else without_seven], "one 7 is left"
+    if name == "max":
+        assert values[1] == [without_seven]
+
+
+def test_the_best_row_of_a_table_gives_way_when_it_is_gone() -> None:
+    functions = Functions(Function("max_by", str, second=int), subtracts=True)
+    rows = [Given("a", [{"x": x, "y": y}], at) for at, (x, y) in enumerate([("tea", 3), ("pot", 9), ("cup", 3)])]
+    gone = Given("a", [{"x": "pot", "y": 9}], 9, old=True)
+    assert [
+        ran.values[-1] for ran in (run(TableAggregate(functions), rows), run(TableAggregate(functions), [*rows, gone]))
+    ] == [
+        ["pot"],
+        ["cup"],
     ]
 
 

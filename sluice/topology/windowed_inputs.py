@@ -1,0 +1,81 @@
+"""Checks of the windows that the keys of streams and tables have, where two of them meet or a key gets windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from sluice.errors import TopologyError
+from sluice.topology import nodes
+from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.windowed_keys import session_windowed_bytes, time_windowed_bytes, windowed_json
+from sluice.values.windows import AnyWindow, SessionWindow
+
+_MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("_key").'
+
+
+def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
+    """Raise TopologyError unless all inputs have keys with windows of one kind and size, or no input has."""
+    first, *others = inputs
+    window = nodes.window_of(first)
+    for other in others:
+        other_window = nodes.window_of(other)
+        if (window is None) != (other_window is None):
+            windowed = other if window is None else first
+            raise TopologyError(
+                f"{where}: the keys of {windowed.name} have windows, and the other keys do not.",
+                next_step=_MAKE_PLAIN,
+            )
+        if window is not None and other_window is not None and _bounds(window) != _bounds(other_window):
+            raise TopologyError(
+                f"{where}: the keys have the windows {window} and {other_window}, so they are never equal.",
+                next_step="Use windows of the same kind and size.",
+            )
+
+
+def _bounds(window: AnyWindow) -> tuple[object, ...]:
+    """What two windows must have in common to have the same bounds."""
+    kind = type(window)
+    # A hopping window can be equal to a tumbling one, and sessions are equal by chance.
+    return (kind, replace(window, grace_ms=0)) if isinstance(window, CalendarWindow) else (kind, window.size_ms)
+
+
+def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
+    """Raise TopologyError if the keys of an input have windows."""
+    for node in inputs:
+        if nodes.window_of(node) is not None:
+            raise TopologyError(f"{where}: the keys of {node.name} have windows.", next_step=_MAKE_PLAIN)
+
+
+def require_distinct_sessions(where: str, node: nodes.Node, *, deletes: bool) -> None:
+    """Raise TopologyError if a store would need rows for several sessions that have the same key and start.
+
+    A session that grows gets a new key, and the old key is deleted. `deletes` says whether the store sees deletions.
+    """
+    if not isinstance(nodes.window_of(node), SessionWindow):
+        return
+    steps = nodes.upstream(node)
+    is_final = any(isinstance(step, nodes.Suppress) and step.until != "time_limit" for step in steps)
+    sees_deletions = deletes and isinstance(node, nodes.ToStream)
+    if any(map(_is_outer_join, steps)) or not (is_final or sees_deletions):
+        raise TopologyError(
+            f"{where}: a session gets a new key whenever it grows, and a store has one row for each key and start.",
+            next_step='Aggregate the sessions with emit="window_close" first, or group by an expression.',
+        )
+
+
+def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node) -> None:
+    """Raise TopologyError if Sluice's encoder of windowed keys gets other keys."""
+    window = nodes.window_of(node)
+    if window is None and encode_key in (windowed_json, time_windowed_bytes, session_windowed_bytes):
+        raise TopologyError(f"{where}: the keys of {node.name} have no windows.", next_step="Leave key= out.")
+    for wrong, right in ((time_windowed_bytes, session_windowed_bytes), (session_windowed_bytes, time_windowed_bytes)):
+        if encode_key is wrong and isinstance(window, SessionWindow) is (wrong is time_windowed_bytes):
+            raise TopologyError(
+                f"{where}: {wrong.__name__} does not fit the window {window}.",
+                next_step=f"Use {right.__name__}, as consumers do for this kind of window.",
+            )
+
+
+def _is_outer_join(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Join) and node.how == "outer"

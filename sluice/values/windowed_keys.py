@@ -1,0 +1,92 @@
+"""Keys of windowed tables: a key and its window, as authors see them, and as one text within Sluice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from sluice.values.function_wrappers import WithoutKey, Wrapper
+from sluice.values.windows import Bounds
+
+K = TypeVar("K")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, order=True)
+class Windowed(Generic[K]):
+    """The key of a windowed table's row: the key of its records, and the bounds of their window, in UTC.
+
+    The end is exclusive for tumbling and hopping windows, inclusive for sliding windows and sessions.
+    """
+
+    key: K
+    start: datetime
+    end: datetime
+
+    @property
+    def start_ms(self) -> int:
+        """The start in epoch ms."""
+        return (self.start - _EPOCH) // _MILLISECOND
+
+    @property
+    def end_ms(self) -> int:
+        """The end in epoch ms."""
+        return (self.end - _EPOCH) // _MILLISECOND
+
+
+def windowed(key: str, bounds: Bounds) -> Windowed[str]:
+    """A key with the bounds of its window. Raises OverflowError for a time after the year 9999."""
+    start, end = bounds
+    return Windowed(key, _EPOCH + start * _MILLISECOND, _EPOCH + end * _MILLISECOND)
+
+
+def windowed_json(key: Windowed[Any]) -> bytes:
+    """A windowed key as JSON, with the bounds in epoch ms: `{"key":"home","start":0,"end":60000}`."""
+    return msgspec.json.encode({"key": key.key, "start": key.start_ms, "end": key.end_ms})
+
+
+def time_windowed_bytes(key: Windowed[str]) -> bytes:
+    """A windowed key as Kafka Streams' `TimeWindowedSerializer` writes it: the key, then the start in 8 bytes."""
+    return key.key.encode() + _eight_bytes(key.start_ms)
+
+
+def session_windowed_bytes(key: Windowed[str]) -> bytes:
+    """A session's key as Kafka Streams' `SessionWindowedSerializer` writes it: the key, the end, then the start."""
+    return key.key.encode() + _eight_bytes(key.end_ms) + _eight_bytes(key.start_ms)
+
+
+def _eight_bytes(ms: int) -> bytes:
+    return ms.to_bytes(8, "big", signed=True)
+
+
+# Within Sluice, a windowed key is one text, so that an operator keeps a state for each key and window.
+
+
+def windowed_key_sql(key: str) -> str:
+    """SQL of the text of a windowed key, from the SQL of its key and the columns of a row's window."""
+    parts = ("CAST(window_start AS STRING)", "':'", "CAST(window_end AS STRING)", "':'", key)
+    return f"concat({', '.join(parts)})"
+
+
+def split_windowed_key(text: str) -> tuple[str, Bounds]:
+    """The key and the bounds in the text of a windowed key."""
+    start, end, key = text.split(":", 2)
+    return key, (int(start), int(end))
+
+
+def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adapt a function of a `Windowed` to be called with the text of a windowed key."""
+    return function if isinstance(function, WithoutKey) else OfWindowedKey(function)
+
+
+class OfWindowedKey(Wrapper):
+    """Calls the author's function with a `Windowed` in place of the text of a windowed key."""
+
+    def __call__(self, key: str | None, *arguments: Any) -> Any:
+        return self.function(None if key is None else windowed(*split_windowed_key(key)), *arguments)

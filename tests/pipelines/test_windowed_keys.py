@@ -1,0 +1,198 @@
+"""The windows of keys as values: in expressions and functions, in groups and joins, and in output keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluice import (
+    Pipeline,
+    Windowed,
+    session,
+    session_windowed_bytes,
+    sliding,
+    time_windowed_bytes,
+    tumbling,
+    windowed_json,
+)
+from sluice.errors import TopologyError
+from sluice.testing import TopologyTestDriver
+from sluice.topology import Table
+from tests.pipelines.conftest import Drive
+
+VISITS = [("home", 1_000), ("cart", 2_000), ("home", 3_000), ("home", 61_000), ("cart", 62_000), ("cart", 63_000)]
+
+
+def visits(pipeline: Pipeline, topic: str = "visits") -> Table[int]:
+    """The visits of each page and minute."""
+    pages = pipeline.stream(topic, value=str).group_by_key()
+    return pages.windowed_by(tumbling("1 minute")).count(store=f"{topic}_per_minute")
+
+
+def fill(driver: TopologyTestDriver, cut: bool, topic: str = "visits") -> None:
+    for page, at in VISITS:
+        driver.pipe(topic, "v", key=page, timestamp=at)
+        if cut:
+            driver.commit()
+
+
+cuts = pytest.mark.parametrize("cut", [False, True])
+
+
+@cuts
+def test_the_best_page_of_each_minute(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("best")
+    best = visits(pipeline).group_by("date_format(_window_start, 'HH:mm')")
+    best.aggregate(store="best", page="max_by(_key, value)", most="max(value)", total="sum(value)")
+    driver = drive(pipeline)
+    fill(driver, cut)
+    assert driver.store("best") == {
+        "00:00": {"page": "home", "most": 2, "total": 3},
+        "00:01": {"page": "cart", "most": 2, "total": 3},
+    }
+
+
+def label(key: Windowed[str], value: int) -> str:
+    return f"{key.key} {key.start:%H:%M:%S} {(key.end - key.start).total_seconds():.0f} {value}"
+
+
+def is_in_first_minute(key: Windowed[str], value: int) -> bool:
+    return key.start.minute == 0
+
+
+@cuts
+def test_functions_get_the_window_with_the_key(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("labels")
+    stream = visits(pipeline).to_stream()
+    stream.map_values(label, returns=str).to("labels")
+    stream.filter(is_in_first_minute).select_key(lambda key, value: f"{key.key}!").to("first")
+    driver = drive(pipeline)
+    fill(driver, cut)
+    assert driver.output("labels")[-1].value == "cart 00:01:00 60 2"
+    assert [(record.key, record.value) for record in driver.output("first")] == [
+        ("home!", 1), ("cart!", 1), ("home!", 2),
+    ]  # fmt: skip
+
+
+@cuts
+def test_a_stream_with_windowed_keys_is_grouped_by_key_and_window(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("grouped")
+    stream = visits(pipeline).to_stream()
+    stream.group_by_key().count(store="by_window")
+    stream.group_by("_key").count(store="by_page")
+    stream.to_table(store="latest")
+    stream.group_by_key().aggregate(list, labelled, store="labels", returns=list[str])
+    driver = drive(pipeline)
+    fill(driver, cut)
+    first, second = (0, 60_000), (60_000, 120_000)
+    assert driver.store("by_window") == {
+        ("home", *first): 2, ("cart", *first): 1, ("home", *second): 1, ("cart", *second): 2,
+    }  # fmt: skip
+    assert driver.store("by_page") == {"home": 3, "cart": 3}
+    assert driver.store("latest")["cart", *second] == 2
+    assert driver.store("labels")["cart", *second] == ["cart 00:01:00 60 1", "cart 00:01:00 60 2"]
+
+
+def labelled(key: Windowed[str], labels: list[str], value: int) -> list[str]:
+    return [*labels, label(key, value)]
+
+
+@cuts
+def test_tables_of_the_same_window_are_joined(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("joined")
+    seen, sold = visits(pipeline), visits(pipeline, "sales")
+    rates = seen.left_join(sold).select(rate="coalesce(right, 0) / left", minute="minute(_window_start)")
+    rates.to("rates")
+    seen.to_stream().join(sold).to("seen_after_sales")
+    driver = drive(pipeline)
+    driver.pipe("sales", "v", key="cart", timestamp=2_500)
+    fill(driver, cut)
+    rows = {(record.key, record.headers["window_start"]): record.value for record in driver.output("rates")}
+    assert rows == {
+        ("home", "0"): {"rate": 0.0, "minute": 0},
+        ("cart", "0"): {"rate": 1.0, "minute": 0},
+        ("home", "60000"): {"rate": 0.0, "minute": 1},
+        ("cart", "60000"): {"rate": 0.0, "minute": 1},
+    }
+    assert [(record.key, record.value) for record in driver.output("seen_after_sales")] == [
+        ("cart", {"left": 1, "right": 1})
+    ]
+
+
+def output_key(drive: Drive, window: Any, encode: Any) -> bytes:
+    pipeline = Pipeline("keys")
+    pages = pipeline.stream("visits", value=str).group_by_key()
+    pages.windowed_by(window).count(store="counts").to("out", key=encode)
+    driver = drive(pipeline)
+    driver.pipe("visits", "v", key="home", timestamp=258)
+    (record,) = driver.output("out")
+    assert isinstance(record.key, bytes | str)
+    return record.key if isinstance(record.key, bytes) else record.key.encode()
+
+
+def test_output_keys_can_have_the_window(drive: Drive) -> None:
+    assert output_key(drive, tumbling("1 minute"), windowed_json) == b'{"key":"home","start":0,"end":60000}'
+    # What org.apache.kafka.streams.kstream.TimeWindowedSerializer and SessionWindowedSerializer write.
+    start, end = bytes(6) + b"\x00\x02", bytes(6) + b"\x00\x05"
+    assert time_windowed_bytes(windowed_home(2, 5)) == b"home" + start
+    assert session_windowed_bytes(windowed_home(2, 5)) == b"home" + end + start
+
+
+def windowed_home(start: int, end: int) -> Windowed[str]:
+    from sluice.values.windowed_keys import windowed
+
+    return windowed("home", (start, end))
+
+
+def minutes(pipeline: Pipeline) -> Any:
+    return visits(pipeline, "a").to_stream()
+
+
+WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
+    "windows of windows": (
+        lambda p: minutes(p).group_by_key().windowed_by(tumbling("1 hour")),
+        r"windowed_by at .*: the keys of tostream-2 have windows.*select_key",
+    ),
+    "a table without windows": (
+        lambda p: minutes(p).join(p.table("b", value=str)),
+        r"the keys of tostream-2 have windows, and the other keys do not",
+    ),
+    "windows of another kind": (
+        lambda p: visits(p, "a").join(
+            p.stream("b", value=str).group_by_key().windowed_by(sliding("1 minute")).count(store="s")
+        ),
+        r"the windows tumbling\(1 min, grace 0 s\) and sliding\(.*so they are never equal",
+    ),
+    "a join of two streams": (
+        lambda p: minutes(p).merge(p.stream("b", value=int).map_values("value")),
+        r"merge at .*: the keys of tostream-2 have windows, and the other keys do not",
+    ),
+    "growing sessions in a store": (
+        lambda p: (
+            p.stream("b", value=str).group_by_key().windowed_by(session("1 minute")).count(store="s")
+            .to_stream().group_by_key()
+        ),
+        r"a session gets a new key whenever it grows.*emit=\"window_close\"",
+    ),
+    "bytes of another window": (
+        lambda p: visits(p, "a").to("out", key=session_windowed_bytes),
+        r"session_windowed_bytes does not fit the window tumbling.*Use time_windowed_bytes",
+    ),
+    "bytes of no window": (
+        lambda p: p.stream("b", value=str).to("out", key=time_windowed_bytes),
+        r"the keys of b have no windows. Leave key= out",
+    ),
+    "a window behind select_key": (
+        lambda p: minutes(p).select_key("_key").filter("_window_start IS NULL"),
+        r"reads unknown fields: _window_start",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_mistakes_are_reported(wrong: str) -> None:
+    define, message = WRONG[wrong]
+    with pytest.raises(TopologyError, match=message):
+        define(Pipeline("wrong"))
