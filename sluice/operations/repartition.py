@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.stream_time import spread_timers
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
 from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence
@@ -95,7 +96,16 @@ def repartition(
         with Lease(ledger.leases, new.ref, holder) as new_lease:
             with _errors(name, settings):
                 checksums, rows = _divide(ledger, old, new, batch, new_lease.epoch, progress)
-            ledger.generations.inherit(new.ref, old.ref, batch, checksums, new_lease.epoch, lease.row)
+            times = spread_timers(ledger.snapshots.times_before(old.ref, batch + 1), len(workers))
+            ledger.generations.inherit(
+                new.ref,
+                old.ref,
+                batch,
+                checksums,
+                new_lease.epoch,
+                lease.row,
+                times,
+            )
         before = counted(len(old.workers), "worker")
         note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
         ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)

@@ -60,6 +60,10 @@ class Process:
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
 
+    def set_clock(self, now: int) -> None:
+        """Set the time of the batch on the wall clock, epoch ms."""
+        self._context.wall_clock = now
+
     def new_state(self) -> KeyState:
         return self.state_type()  # type: ignore[no-any-return]
 
@@ -76,7 +80,9 @@ class Process:
             out.headers = row.headers
         context = self._context
         record_key = row.foreign if self._is_keyed_by else key
-        context.turn_to(state, key, time, row.after, out, sent_key=record_key)
+        context.turn_to(
+            state, key, time, row.after, out, sent_key=record_key, time_before=row.before
+        )  # fmt: skip
         context.keep_changes()
         out.hold()
         try:
@@ -114,10 +120,16 @@ class Process:
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Fire event timers and remove expired entries."""
-        if key is None:
-            return
-        self._fire(state, key, closed, out)
-        self._context.turn_to(state, key, closed, closed, out, sent_key=key)
+        if key is not None:
+            self.release(state, key, closed, closed, out)
+
+    def release(self, state: KeyState, key: str, due: int, reached: int, out: Output) -> None:
+        """Fire the event timers that are due at the time `due`, and remove the entries that have expired by then.
+
+        `reached` is the stream time, which may have jumped over several due times.
+        """
+        self._fire(state, key, due, out, reached)
+        self._context.turn_to(state, key, due, due, out, sent_key=key, time_before=reached)
         self._context.expire()
 
     def wall_due(self, state: KeyState) -> int | None:
@@ -137,13 +149,8 @@ class Process:
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
             # As in Kafka Streams, a timer fires once for all periods that have passed.
-            if schedule.every:
-                passed = (now - schedule.time) // schedule.every + 1
-                next_time = schedule.time + passed * schedule.every
-                state.wall[name] = Schedule(next_time, schedule.every, schedule.cause)
-            else:
-                del state.wall[name]
-            timer = Timer(key, name, "wall", schedule.time)
+            _reschedule(state.wall, name, schedule.after(now, once=True))
+            timer = Timer(key, name, "wall", schedule.time, now)
             before_timer(timer, schedule.cause)
             self._call(state, timer, stream_time, out)
 
@@ -157,16 +164,23 @@ class Process:
         stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
         return [_object(entries) if entries else None for entries in stores]
 
-    def _fire(self, state: KeyState, key: str, stream_time: int, out: Output) -> None:
+    def _fire(
+        self,
+        state: KeyState,
+        key: str,
+        until: int,
+        out: Output,
+        reached: int | None = None,
+    ) -> None:
+        """Fire the event timers that are due at `until`; `reached` is the stream time, by default the same."""
+        now = until if reached is None else reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)
-            if schedule.time > stream_time:
+            if schedule.time > until:
                 return
-            if schedule.every:
-                state.event[name] = Schedule(schedule.time + schedule.every, schedule.every)
-            else:
-                del state.event[name]
-            self._call(state, Timer(key, name, "event", schedule.time), schedule.time, out)
+            _reschedule(state.event, name, schedule.after(now, once=schedule.once))
+            timer = Timer(key, name, "event", schedule.time, now)
+            self._call(state, timer, now if schedule.once else schedule.time, out)
 
     def _call(self, state: KeyState, timer: Timer, stream_time: int, out: Output) -> None:
         """Call the author's `on_timer`. If it fails, the key's stores and timers are restored.
@@ -175,7 +189,9 @@ class Process:
         """
         out.headers = None
         context = self._context
-        context.turn_to(state, timer.key, timer.time, stream_time, out, sent_key=timer.key)
+        context.turn_to(
+            state, timer.key, timer.time, stream_time, out, sent_key=timer.key, time_before=timer.now
+        )  # fmt: skip
         context.keep_changes()
         out.hold()
         try:
@@ -186,6 +202,13 @@ class Process:
             out.reject(error, timer.key, None, timer.time, timer.name)
         else:
             out.release()
+
+
+def _reschedule(timers: dict[str, Schedule], name: str, schedule: Schedule | None) -> None:
+    if schedule is None:
+        del timers[name]
+    else:
+        timers[name] = schedule
 
 
 def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:

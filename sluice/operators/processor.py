@@ -51,6 +51,8 @@ class Timer(msgspec.Struct, frozen=True):
     clock: Clock
     time: int
     """The time for which the timer was set, ms."""
+    now: int = -1
+    """Stream time, or the batch's time on the wall clock, when the timer fires, ms."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,18 @@ class Schedule(msgspec.Struct, array_like=True):
     every: int = 0
     cause: int = 0
     """A number that identifies the record or timer that has set a wall-clock timer; see `Output.cause`."""
+    once: bool = False
+    """Whether an event timer fires once for all periods that have passed."""
+
+    def after(self, now: int, *, once: bool) -> Schedule | None:
+        """The schedule after the timer has fired at the time `now`; None if it does not fire again.
+
+        `once`: the timer has fired for all periods that have passed.
+        """
+        if not self.every:
+            return None
+        passed = (now - self.time) // self.every + 1 if once else 1
+        return Schedule(self.time + passed * self.every, self.every, self.cause, self.once)
 
 
 def field_of(number: int) -> str:
@@ -235,6 +249,10 @@ class ContextBase:
         """Event time of the record, or the time for which the timer was set, ms."""
         self.stream_time = -1
         """The largest event time seen so far, ms."""
+        self.wall_clock = -1
+        """The time at which the batch began, epoch ms. A batch that is repeated has the same time."""
+        self._time_before = -1
+        """Stream time before the current record; in a timer, the time that the timer's clock has reached."""
 
     def store(self, name: str) -> Store[Any]:
         """The store with this name in `process(stores=...)`."""
@@ -282,29 +300,55 @@ class ContextBase:
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
         timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed;
         its time must not be before that of the current record or timer.
-        A wall-clock timer fires at most once per run, even if several periods have passed.
+        A wall-clock timer fires at most once per batch, even if several periods have passed.
         """
+        self._require_timers(name)
         _require_time(f"timer {name!r}", at)
         if at < 0:
             raise ValueError(f"timer {name!r}: {at} is before 1970; give an epoch time, such as record.time + 60_000")
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
-        if not self._timers:
-            raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
-        if self.key is None:
-            raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
         # A timer in the past would fire at a position before the record that sets it.
         if clock == "event" and at < (now := min(self.time, self.stream_time)):
             raise ValueError(
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "
                 "delay, such as record.time + 60_000"
             )
+        cause = self._out.cause if clock == "wall" else 0
+        self._set_timer(name, clock, Schedule(at, every, cause))
+
+    def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
+        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every` ms, as punctuators do.
+
+        If the clock jumps over several multiples, the timer fires once; `timer.now` is the time that the clock has
+        reached. The record that moves the clock comes before the timer. Does nothing if the timer is set already.
+        """
+        self._require_timers(name)
+        _require_time(f"every of timer {name!r}", every)
+        if every < 1:
+            raise ValueError(f"timer {name!r}: every={every} must be at least 1 ms")
+        if name in (self._state.event if clock == "event" else self._state.wall):
+            return
+        is_wall = clock == "wall"
+        now = self.wall_clock if is_wall else self._time_before
+        at = (now // every + 1) * every
+        cause = self._out.cause if is_wall else 0
+        self._set_timer(name, clock, Schedule(at, every, cause, once=True))
+
+    def _require_timers(self, name: str) -> None:
+        """Raise an error if the processor or the record cannot have timers."""
+        if not self._timers:
+            raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
+        if self.key is None:
+            raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
+
+    def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
         # This fails for surrogates, which no database stores.
         name.encode()
         timers = self._state.event if clock == "event" else self._state.wall
         self._journal.change(timers, name)
-        timers[name] = Schedule(at, every, self._out.cause if clock == "wall" else 0)
+        timers[name] = schedule
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Cancel a timer of the key, if it is set."""
@@ -322,10 +366,12 @@ class ContextBase:
         out: Output,
         *,
         sent_key: str | None,
+        time_before: int,
     ) -> None:
         """Switch to another key, record or timer; called by the engine."""
         self._state, self._out = kept, out
         self.key, self.time, self.stream_time, self.sent_key = key, time, stream_time, sent_key
+        self._time_before = time_before
         for store, field in self._fields:
             store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
             store.now = stream_time

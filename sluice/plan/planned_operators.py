@@ -49,6 +49,8 @@ class Edge:
     """Whether only records with a key advance stream time."""
     requires_value: bool = False
     """Whether only records with a value advance stream time."""
+    counts_every_record: bool = False
+    """Whether all records of the topics advance stream time, even those that a filter removes on the way."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
     rekeyed: bool = False

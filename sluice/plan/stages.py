@@ -210,6 +210,8 @@ class StagePlanner:
             has_old_values=self._takes_old_values(node, side),
             requires_key=not isinstance(node, nodes.Process),
             requires_value=requires_value(node),
+            # In Kafka Streams, every record that a task reads advances the time of punctuators.
+            counts_every_record=isinstance(node, nodes.Process) and scope.stage == 0,
             path=scope.path,
             rekeyed=_is_rekeyed(node, side, scope),
             results_of=scope.results_of,

@@ -114,6 +114,7 @@ class LocalApp:
             ("POST", f"{SHARD}/verify", self._verify),
             ("POST", f"{SHARD}/states", self._read_states),
             ("POST", f"{SHARD}/states/due", self._due),
+            ("POST", f"{SHARD}/states/earliest-timer", self._earliest_timer),
             ("POST", f"{SHARD}/states/verify", self._verify_states),
             ("POST", f"{SHARD}/states/versions", self._state_versions),
             ("PUT", f"{SHARD}/states/versions", self._absorb_states),
@@ -191,6 +192,10 @@ class LocalApp:
         kind = tuple[int, int, int, int, Literal["due", "wall"]]
         arguments = _decode(msgspec.json.Decoder(kind), await _body(request))
         return await self._on(request, lambda shard: shard.due_keys(*arguments))
+
+    async def _earliest_timer(self, request: Request) -> Any:
+        arguments = _decode(msgspec.json.Decoder(tuple[int, int, int]), await _body(request))
+        return await self._on(request, lambda shard: shard.earliest_timer(*arguments))
 
     async def _write_states(self, request: Request) -> None:
         (numbers, states), epoch = _decode(_STATES, await _rows(request)), _number(request, "epoch")

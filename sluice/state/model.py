@@ -140,6 +140,8 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     `rows`."""
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
+    due: int | None = None
+    """When the earliest timer on the wall clock is due, epoch ms; None without a timer."""
 
     @property
     def outputs(self) -> frozenset[str]:

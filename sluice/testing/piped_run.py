@@ -12,6 +12,7 @@ from typing import Protocol
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.record_headers import Place, headers_of
 from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.stream_time import earliest_timer
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import ROWS, Publisher
 from sluice.engine.publish.shard_writer import StateRows
@@ -107,6 +108,13 @@ class PipedRun:
     def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""
         raise NotImplementedError
+
+    def fire_timers(self) -> None:
+        """Run a batch without records if a wall-clock timer is due."""
+        times = self._ledger.snapshots.times_before(self.storage.ref, self.batch + 1)
+        due = earliest_timer(times)
+        if due is not None and due <= self.clock.now():
+            self.process([])
 
     def keep_headers(self, records: Sequence[str]) -> None:
         """Keep the headers of records, because dead letters of later steps contain them."""

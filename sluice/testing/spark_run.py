@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import override
 
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
@@ -98,6 +99,10 @@ class SparkRun(PipedRun):
             self._query.processAllAvailable()
         except StreamingQueryException as error:
             raise (worker_error(self.job, str(error)) or _root(error)) from error
+
+    @override
+    def fire_timers(self) -> None:
+        pass  # the query has no batch without records
 
     def stop(self) -> None:
         self._query.stop()

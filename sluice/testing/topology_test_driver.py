@@ -171,9 +171,13 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock, for timers and idle partitions. The next batch uses the new time."""
+        """Advance the wall clock. Fires the timers that are due, after the records that were piped before.
+
+        If the pipeline needs Spark, they fire with the next record. The next batch uses the new time.
+        """
         self.commit()
         self._run.clock.advance(milliseconds)
+        self._run.fire_timers()
 
     def read(self, topic: str) -> list[Output]:
         """The records written to a topic since the last `read`, in order."""

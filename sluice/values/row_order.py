@@ -28,6 +28,9 @@ from functools import lru_cache
 START = b"\x00"
 """The path of a record."""
 
+END_OF_RECORD = START + b"\xf0"
+"""The path of the end of a record, after all rows from it that were not re-keyed."""
+
 _REKEYED, _BEFORE, _EVENT, _RESULT, _AFTER = b"\xff", b"\x10", b"\x18", b"\x20", b"\x30"
 _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63

@@ -27,7 +27,7 @@ from tests.conformance.functions import (
     nothing,
     subtracted,
 )
-from tests.conformance.processors import Elements, value_processor
+from tests.conformance.processors import Elements, processor
 
 Expression = list[Any]
 Case = dict[str, Any]
@@ -129,6 +129,8 @@ class Built:
     prefix: str
     store: str | None = None
     topic: str | None = None
+    further_topic: str | None = None
+    """The topic with the counts of a processor that also passes its records on."""
     is_windowed: bool = False
     """Whether the results have windowed keys."""
     nodes: dict[str, dict[str, Any]] = field(init=False)
@@ -218,6 +220,9 @@ class Built:
                 kind = kind[0] if isinstance(kind, list) else None
             case {"op": "fold"}:
                 kind = "int"
+            case {"op": "punctuate"}:
+                passed_on = self._kind_at(node["in"], []) if node["forward"] else None
+                kind = (passed_on if isinstance(passed_on, dict) else {}) | {"n": "int", "at": "int"}
             case {"op": "aggregate"}:
                 kind = {aggregate["name"]: "int" for aggregate in node["aggs"] if aggregate["fn"] in ("count", "sum")}
             case {"op": "join"}:
@@ -322,7 +327,7 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _fold(built, node, parent)
         case "to_table":
             return parent.to_table(store=built.store_of(node))
-        case "process" | "process_values" | "deduplicate":
+        case "process" | "process_values" | "punctuate" | "deduplicate":
             return _processed(built, node, parent)
         case _:
             return _step(built, node, parent)
@@ -377,12 +382,28 @@ def _processed(built: Built, node: dict[str, Any], parent: Any) -> Any:
         case "process_values":
             # The cases count the records without a key too, and a store has entries for a key only.
             return parent.process_values(
-                value_processor(node),
+                processor(node),
                 stores={"counts": int},
                 by="coalesce(_key, '')",
                 queryable=False,
                 returns=values.contract(built._kind_at(node["id"], [])),
             ).output
+        case "punctuate":
+            # Counts and records that are passed on have different fields, so each kind has its own output.
+            counts = {"counts": values.contract({"n": "int", "at": "int"})}
+            if node["forward"] and node is built.sink:
+                processed = parent.process(
+                    processor(node | {"to": "counts"}),
+                    stores={"counts": int},
+                    queryable=False,
+                    returns=values.contract(built._kind_at(node["in"], [])),
+                    outputs=counts,
+                )
+                built.further_topic = f"{built.prefix}_counts"
+                processed["counts"].to(built.further_topic)
+                return processed.output
+            returns = values.contract(built._kind_at(node["id"], []))
+            return parent.process(processor(node), stores={"counts": int}, queryable=False, returns=returns).output
         case _:
             return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
 

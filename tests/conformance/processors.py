@@ -10,27 +10,27 @@ from typing import Any
 
 import msgspec
 
-from sluice import Record, ValueContext
+from sluice import Context, Record, Timer, ValueContext
 from tests.conformance.model.expressions import Expression, evaluate, text
 
-_VALUES = "Values_"
 
-
-def value_processor(node: Mapping[str, Any]) -> type:
-    """The processor of a node `process_values`."""
-    return _value_processor(_VALUES + json.dumps(node).encode().hex())
+def processor(node: Mapping[str, Any]) -> type:
+    """The processor of a node `process_values` or `punctuate`."""
+    return _processor(f"{node['op']}_{json.dumps(node).encode().hex()}")
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith(_VALUES):
-        return _value_processor(name)
+    if name.startswith(("process_values_", "punctuate_")):
+        return _processor(name)
     raise AttributeError(name)
 
 
 @cache
-def _value_processor(name: str) -> type:
-    node = json.loads(bytes.fromhex(name.removeprefix(_VALUES)))
-    return type(name, (Values,), {"node": node, "__module__": __name__})
+def _processor(name: str) -> type:
+    op, _, encoded = name.rpartition("_")
+    node = json.loads(bytes.fromhex(encoded))
+    base = Values if op == "process_values" else Counts
+    return type(name, (base,), {"node": node, "__module__": __name__})
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,35 @@ class Values:
         new_value = computed(node["value"]) if "value" in node else value
         time = computed(node["ts"]) if "ts" in node else None
         self.context.forward(new_value, time=time, headers=headers)
+
+
+class Counts:
+    """Counts the records of each key, and sends the count at every punctuation."""
+
+    node: Mapping[str, Any]
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record) -> None:
+        if self.node["forward"]:
+            self.context.forward(record.key, msgspec.to_builtins(record.value))
+        if record.key is None:
+            return
+        counts = self.context.store("counts")
+        counts.put("records", counts.get("records", 0) + 1)
+        is_wall = self.node["type"] == "wall_clock"
+        self.context.punctuate("count", self.node["every_ms"], clock="wall" if is_wall else "event")
+
+    def on_timer(self, timer: Timer) -> None:
+        counts = self.context.store("counts")
+        count = counts.get("records")
+        if count is not None:
+            value = {"n": count, "at": timer.now}
+            self.context.forward(timer.key, value, time=timer.now, to=self.node.get("to", "output"))
+        if self.node["reset"]:
+            counts.delete("records")
+            self.context.cancel("count", clock=timer.clock)
 
 
 def _text(value: Any) -> str | None:

@@ -196,7 +196,8 @@ def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
     assert built.topic is not None
     results = [
         (record.key, _window(record.headers) if built.is_windowed else None, record.value, _more(built, record))
-        for record in driver.output(built.topic)
+        for topic in filter(None, (built.topic, built.further_topic))
+        for record in driver.output(topic)
     ]
     return results if built.case["spec"]["result_kind"] == "stream" else collapsed(results)
 

@@ -25,6 +25,9 @@ _FILE = "sluice.start.file"
 _HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
 """The start of the batch whose tasks this thread runs without Spark."""
 
+_WORKER: ContextVar[int] = ContextVar("worker")
+"""The worker whose task of a stage this thread runs without Spark."""
+
 
 class BatchStart(msgspec.Struct, frozen=True):
     """The start of a batch."""
@@ -75,6 +78,29 @@ def this_batch() -> BatchStart:
     if file := context.getLocalProperty(_FILE):
         return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
     return _decode_start(context.getLocalProperty(_START) or "")
+
+
+@contextmanager
+def worker_context(worker: int) -> Iterator[None]:
+    """Run a worker's task of a stage in this thread, without Spark."""
+    token = _WORKER.set(worker)
+    try:
+        yield
+    finally:
+        _WORKER.reset(token)
+
+
+def this_worker() -> int:
+    """The worker of this task of a stage, which may have no rows to tell."""
+    worker = _WORKER.get(None)
+    if worker is not None:
+        return worker
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    # Stages are partitioned by the worker's number.
+    return context.partitionId()
 
 
 # A Python worker runs several of a batch's tasks, and decodes the start once for all of them.

@@ -32,8 +32,10 @@ No store or step can have this name, because authors' names contain no colon.
 ORDER = ":order"
 """Name of the largest Kafka timestamp that was read from a partition."""
 
+WALL = ":wall"
+"""Name of the time at which a worker's earliest wall-clock timer of an operator is due."""
 
-OWN_TIMES = (CLOSED, ORDER, SEEN)
+OWN_TIMES = (CLOSED, ORDER, SEEN, WALL)
 """Names among the stream times that snapshots do not show: they belong to no operator."""
 
 
@@ -69,12 +71,42 @@ class StreamTimes:
         # A task of Kafka Streams has the partitions with one number of all topics of an operator, and one stream time.
         return max(self.of(operator, topic, number) for topic in topics)
 
+    def timer_due(self, operator: str, worker: int) -> int | None:
+        """When the worker's earliest wall-clock timer of an operator is due; -1 without one, None if unknown."""
+        return self.times.get(wall_name(operator, worker))
+
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
         """Whether no partition with this number of any of the topics had a record during the idle timeout."""
         if self.idle_timeout_ms is None:
             return False
         seen = max(self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL) for topic in topics)
         return self.now - seen > self.idle_timeout_ms
+
+
+def wall_name(operator: str, worker: int) -> str:
+    """The name, among the stream times, of the time at which the worker's earliest timer is due."""
+    return f"{WALL}/{operator}/{worker}"
+
+
+def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
+    """The times for another number of workers, to which the keys with timers are spread anew.
+
+    Every worker looks for timers when the operator's earliest one is due.
+    """
+    spread = {name: time for name, time in times.items() if not name.startswith(f"{WALL}/")}
+    for name, time in times.items():
+        if name not in spread and time >= 0:
+            operator = name.removeprefix(f"{WALL}/").rpartition("/")[0]
+            for worker in range(workers):
+                new = wall_name(operator, worker)
+                spread[new] = min(time, spread.get(new, time))
+    return spread
+
+
+def earliest_timer(times: Mapping[str, int]) -> int | None:
+    """When the earliest wall-clock timer of a job is due, epoch ms; None without one."""
+    due = [time for name, time in times.items() if name.startswith(f"{WALL}/") and time >= 0]
+    return min(due, default=None)
 
 
 def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:

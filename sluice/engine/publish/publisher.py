@@ -22,7 +22,7 @@ from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_ste
 from sluice.engine.batch.rejections import rejected_rows
 from sluice.engine.batch.side_outputs import Collected, SideOutput
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
+from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes, earliest_timer
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
@@ -93,10 +93,13 @@ class BatchResult:
     stream_times: dict[str, int]
     """The stream times after the batch."""
 
+    has_new_times: bool
+    """Whether a task has reported a time: it has read records, or run operators for their timers."""
+
     @property
     def is_empty(self) -> bool:
-        """Whether the batch had no records and has changed no state."""
-        return self.counts == {ROWS: 0}
+        """Whether the batch had no records, has fired no timers and has changed no state."""
+        return self.counts == {ROWS: 0} and not self.has_new_times
 
     @property
     def depends_on_clock(self) -> bool:
@@ -237,6 +240,7 @@ class Publisher:
             BatchOutput(collected, rows, changes, dead_letters),
             counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
             stream_times={**self._times, **stats.stream_times},
+            has_new_times=bool(stats.stream_times),
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
@@ -349,6 +353,7 @@ class Publisher:
             stream_times=shown_times,
             counts=counts,
             run=self.auditor.run if self.auditor else "",
+            due=earliest_timer(times),
         )
 
     @property

@@ -10,6 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.batch_start import worker_context
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
@@ -100,8 +101,9 @@ class ArrowQuery:
         row_batches = by_worker(self.read(iter(streams)))
         for stage in self.stages:
             after_stage: list[pa.RecordBatch] = []
-            for of_worker in row_batches.values():
-                after_stage += stage(iter(of_worker))
+            for worker in range(self.workers):
+                with worker_context(worker):
+                    after_stage += stage(iter(row_batches.get(worker, ())))
             row_batches = by_worker(after_stage)
         return by_worker(chain(*row_batches.values(), self.read_tables(iter(tables))))
 

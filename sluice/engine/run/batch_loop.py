@@ -20,7 +20,7 @@ from typing import Any
 from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.checkpoint import write_checkpoint
-from sluice.engine.batch.stream_time import ORDER
+from sluice.engine.batch.stream_time import ORDER, earliest_timer
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
@@ -64,7 +64,10 @@ class BatchLoop:
         return positions
 
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
-        """Read all records that the topics have now, in batches of at most `most` records of streams."""
+        """Read all records that the topics have now, in batches of at most `most` records of streams.
+
+        Without new records, fires the wall-clock timers that are due, in a batch of their own.
+        """
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
         # The output of an interrupted batch may be written already, so the next batch must have the same records.
@@ -72,24 +75,41 @@ class BatchLoop:
         begin = _offsets(self.positions)
         # All batches of a run have the same clock. A batch without records, after aborted transactions or for a new
         # partition, is published, too, so that the ledger has the new positions.
+        first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
-        for number, ends in enumerate(batch_ends, start=self._next_number):
-            self.run(
-                PlannedBatch(
-                    number=number,
-                    begun=now,
-                    partitions=dict(self.partitions),
-                    ends=_positions(ends),
-                )
+        for number, ends in enumerate(batch_ends, start=first):
+            self._run_from(number, now, ends)
+        # Every batch fires the timers that are due.
+        if self._next_number == first and self._has_due_timers(now):
+            self._run_from(first, now, begin)
+
+    def _run_from(self, number: int, now: int, ends: Offsets) -> None:
+        self.run(
+            PlannedBatch(
+                number=number,
+                begun=now,
+                partitions=dict(self.partitions),
+                ends=_positions(ends),
             )
+        )
+
+    @property
+    def next_timer(self) -> int | None:
+        """When the earliest wall-clock timer is due, epoch ms; None without a timer."""
+        storage = self.query.storage
+        return earliest_timer(self.ledger.snapshots.times_before(storage.ref, self._next_number))
+
+    def _has_due_timers(self, now: int) -> bool:
+        next_timer = self.next_timer
+        return next_timer is not None and next_timer <= now
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch."""
         self._repeat_interrupted()
         for step in steps:
-            if offsets_between(self.positions, step.ends) <= 0:
-                continue
             begun = int(time.time() * 1000) if step.begun is None else step.begun
+            if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
+                continue
             partitions = {**self.partitions, **(step.partitions or {})}
             ends = _ends_of_step(self.positions, step)
             self._repeat(

@@ -249,12 +249,12 @@ class JobRun:
         linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
-        while news == "records":
+        while news in ("records", "timers"):
             compile_for(loop.query.spark, linger.unread(ledger.positions(name)))
             loop.run_all(kafka, self.max_records)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
-            news = linger.wait(ledger.positions(name))
+            news = linger.wait(ledger.positions(name), loop.next_timer)
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:

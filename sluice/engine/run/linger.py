@@ -16,7 +16,7 @@ from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
 
-News = Literal["records", "partitions"]
+News = Literal["records", "partitions", "timers"]
 
 LONGEST_S = 3_600.0
 """A run lingers for at most an hour, so that changes of the pipeline take effect before Airflow's time limit."""
@@ -41,8 +41,11 @@ class Linger:
         self._admin = AdminClient(quiet(self.kafka))
         self._unreachable = False
 
-    def wait(self, positions: Offsets) -> News | None:
-        """Wait until there are records beyond `positions`, or new partitions. Returns None after the waiting time."""
+    def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
+        """Wait until there are records beyond `positions`, new partitions, or a timer is due at `next_timer`, epoch ms.
+
+        Returns None after the waiting time.
+        """
         if not self.milliseconds:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
@@ -55,6 +58,8 @@ class Linger:
                 return "partitions"
             if lag is not None and lag.readable:
                 return "records"
+            if next_timer is not None and time.time() * 1000 >= next_timer:
+                return "timers"
             time.sleep(min(self.pause_s, left))
         return None
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import (
@@ -34,6 +33,7 @@ from sluice.engine.combine.windowing import Windowing
 from sluice.engine.stages.advances import Advances
 from sluice.errors import EngineError
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
+from sluice.values.row_order import END_OF_RECORD
 
 
 @dataclass(kw_only=True)
@@ -138,10 +138,19 @@ class Ingest:
         positions = self._positions(batch)
         for operator in self.operators:
             for side in operator.edges_from_records:
-                indices = np.flatnonzero(boolean_mask(batch.column(side.column)))
-                if not len(indices):
-                    continue
-                yield self._operator_rows(batch, operator, side, indices, parts, positions, task)
+                passed = boolean_mask(batch.column(side.column))
+                advancing = self._advancing(batch, side, passed)
+                if passed.any() or advancing.any():
+                    yield self._operator_rows(
+                        batch,
+                        operator,
+                        side,
+                        passed,
+                        advancing,
+                        parts,
+                        positions,
+                        task,
+                    )
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
         """The sequence and origin of every record. Raises EngineError if a record's place does not fit an origin."""
@@ -165,12 +174,14 @@ class Ingest:
         batch: pa.RecordBatch,
         operator: PlannedOperator,
         side: Edge,
-        indices: npt.NDArray[np.intp],
+        passed: Mask,
+        advancing: Mask,
         parts: list[tuple[Partition, Mask | None]],
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> pa.RecordBatch:
-        """Rows for one side of an operator."""
+        """Rows for one side of an operator. Also adds what advances its stream time to the task's advances."""
+        indices = np.flatnonzero(passed)
         taken = pa.array(indices)
         columns: dict[str, pa.Array | int | bool | str | bytes] = {
             "target": operator.number,
@@ -191,17 +202,19 @@ class Ingest:
         if headers is not None:
             position["headers"] = headers.take(taken)
         if operator.has_own_stream_time:
-            advancing = self._advancing(batch, side)
             task.advances.add_rows(operator, side.side, advancing[indices], position)
+            self._add_other_advances(batch, operator, side, advancing & ~passed, positions, task)
             if operator.is_timed_by_source:
                 before, after = self._stream_times(batch, operator, advancing, parts, task)
                 position |= {"before": pa.array(before[indices]), "after": pa.array(after[indices])}
         return rows(len(indices), columns | position)
 
-    @staticmethod
-    def _advancing(batch: pa.RecordBatch, side: Edge) -> Mask:
+    def _advancing(self, batch: pa.RecordBatch, side: Edge, passed: Mask) -> Mask:
         """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
-        advancing = boolean_mask(batch.column(side.column))
+        if side.counts_every_record:
+            numbers = [number for number, topic in self.sinks.topics.items() if topic in side.topics]
+            return np.isin(batch.column("_source").to_numpy(), numbers)
+        advancing = passed
         for is_needed, column in (
             (side.requires_key, side.key_column),
             (side.requires_value, side.value_column),
@@ -209,6 +222,23 @@ class Ingest:
             if is_needed:
                 advancing = advancing & boolean_mask(batch.column(column).is_valid())
         return advancing
+
+    @staticmethod
+    def _add_other_advances(
+        batch: pa.RecordBatch,
+        operator: PlannedOperator,
+        side: Edge,
+        others: Mask,
+        positions: dict[str, Times],
+        task: _TaskResults,
+    ) -> None:
+        """Add the advances of records that do not reach the operator, at the end of each record."""
+        count = int(others.sum())
+        if count:
+            columns = {name: pa.array(numbers[others]) for name, numbers in positions.items()}
+            columns["path"] = pa.repeat(pa.scalar(END_OF_RECORD, pa.binary()), count)
+            columns["time"] = batch.column("_time").filter(pa.array(others))
+            task.advances.add_rows(operator, side.side, np.ones(count, bool), columns)
 
     @staticmethod
     def _stream_times(

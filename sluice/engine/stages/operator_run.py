@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sluice.engine.batch.row_schemas import BEGIN, END, Position
-from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
+from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, wall_name
 from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
@@ -29,6 +29,7 @@ class BatchStates:
     """The states of a worker's operators as of the previous batch, read under a lease."""
 
     shard: Shard
+    worker: int
     batch: int
     epoch: int
     before: StreamTimes
@@ -50,6 +51,11 @@ class BatchStates:
         """The keys with a wall-clock timer that is due at `until`, epoch ms."""
         return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
+    def earliest_timer(self, operator: int) -> int:
+        """When the earliest wall-clock timer is due after the batch, whose states are written; -1 without a timer."""
+        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
+        return BEFORE_ALL if due is None else due
+
 
 class OperatorRun:
     """One operator in one batch, with the states of its keys."""
@@ -58,6 +64,8 @@ class OperatorRun:
         self.spec = spec
         self.operator = spec.make()
         self._process = self.operator.process
+        if isinstance(self.operator, Process):
+            self.operator.set_clock(stored.before.now)
         self._is_suppress = isinstance(self.operator, Suppress)
         self.timeline = timeline
         self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
@@ -137,7 +145,11 @@ class OperatorRun:
         output.row = None
         output.headers = self.releases.timeline.headers.get(position)
         output.start_row(position, due, Released(due, key, self.releases.before_row))
-        self.operator.close(self._state(key), key, due, output)
+        if isinstance(self.operator, Process):
+            reached = self.releases.timeline.closed_at(position)
+            self.operator.release(self._state(key), key, due, max(due, reached), output)
+        else:
+            self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
 
     def load(self, keys: list[str]) -> None:
@@ -206,7 +218,9 @@ class OperatorRun:
 
     def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
         now = self._stored.before.now
-        self._load_missing(self._stored.wall_due(self.spec.number, now))
+        due_before = self._timer_before()
+        if due_before is None or BEFORE_ALL < due_before <= now:
+            self._load_missing(self._stored.wall_due(self.spec.number, now))
         position, closed = output.position, self.closed
 
         def start_timer(timer: Timer, cause: int) -> None:
@@ -224,6 +238,21 @@ class OperatorRun:
             if due is not None and due <= now:
                 output.operator = self.spec
                 operator.tick(state, key, now, closed, output, start_timer)
+
+    def _timer_before(self) -> int | None:
+        """When the worker's earliest wall-clock timer was due before the batch; -1 without one, None if unknown."""
+        return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
+
+    def timer_after(self) -> dict[str, int]:
+        """When the worker's earliest wall-clock timer is due after the batch, by name; empty if it never has any."""
+        operator = self.operator
+        if not isinstance(operator, Process) or not operator.sets_timers:
+            return {}
+        has_none = self._timer_before() == BEFORE_ALL
+        if has_none and all(operator.wall_due(state) is None for state in self._states.values()):
+            return {}
+        name = wall_name(self.spec.plan.name, self._stored.worker)
+        return {name: self._stored.earliest_timer(self.spec.number)}
 
     def put_store_changes(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
-from sluice.engine.batch.batch_start import this_batch
+from sluice.engine.batch.batch_start import this_batch, this_worker
 from sluice.engine.batch.row_schemas import (
     END,
     LAST,
+    SCHEMA,
     SORT_KEY,
     STREAM_TIME,
     Position,
@@ -56,11 +57,10 @@ class Stage:
     """Token for state servers."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one worker's rows. Rows for other stages pass through."""
-        batches_with_rows = [batch for batch in batches if batch.num_rows]
-        if not batches_with_rows:
-            return
-        table = pa.Table.from_batches(batches_with_rows)
+        """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
+        start = this_batch()
+        before = self.stream_times.before(start)
+        table = pa.Table.from_batches([batch for batch in batches if batch.num_rows], SCHEMA)
         targets = pa.array([operator.number for operator in self.operators], pa.int32())
         of_stage = pc.and_(
             pc.is_in(table.column("target"), targets),
@@ -68,27 +68,43 @@ class Stage:
         )
         yield from table.filter(pc.invert(of_stage)).to_batches()
         rows = table.filter(of_stage)
-        if rows.num_rows:
+        worker = rows.column("worker")[0].as_py() if rows.num_rows else this_worker()
+        if rows.num_rows or self._has_due_timers(before, worker):
             with no_garbage_collection():
-                yield from self._run(rows, table.column("worker")[0].as_py())
+                yield from self._run(rows, worker, start.number, before)
 
-    def _run(self, rows: pa.Table, worker: int) -> Iterator[pa.RecordBatch]:
-        start = this_batch()
-        batch = start.number
+    def _has_due_timers(self, before: StreamTimes, worker: int) -> bool:
+        """Whether a wall-clock timer of the worker is due, even without rows."""
+        due = [before.timer_due(operator.plan.name, worker) for operator in self.operators]
+        return any(time is not None and BEFORE_ALL < time <= before.now for time in due)
+
+    def _run(
+        self,
+        rows: pa.Table,
+        worker: int,
+        batch: int,
+        before: StreamTimes,
+    ) -> Iterator[pa.RecordBatch]:
         is_report = pc.equal(rows.column("side"), STREAM_TIME)
-        before = self.stream_times.before(start)
         timelines = self._timelines(rows.filter(is_report), before)
         with worker_shard(worker, self.locations[worker], self.token) as shard:
-            run = StageRun.of(self, BatchStates(shard, batch, self.epoch, before), timelines)
+            run = StageRun.of(self, BatchStates(shard, worker, batch, self.epoch, before), timelines)
             run.process(rows.filter(pc.invert(is_report)))
             run.close()
             shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
-        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", self._stats(run, timelines))
+            timers = run.timers_after()
+        stats = self._stats(run, timelines, timers)
+        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
         yield from run.output.batches()
 
-    def _stats(self, run: StageRun, timelines: Mapping[str, Timeline]) -> BatchStats:
-        """The counts and stream times after the batch."""
-        times: dict[str, int] = {}
+    def _stats(
+        self,
+        run: StageRun,
+        timelines: Mapping[str, Timeline],
+        timers: Mapping[str, int],
+    ) -> BatchStats:
+        """The counts and stream times after the batch, and when timers are due."""
+        times = dict(timers)
         for clock, timeline in timelines.items():
             times |= timeline.after
             if timeline.closed_after >= 0:
@@ -264,3 +280,10 @@ class StageRun:
         for operator in self.operators.values():
             states += operator.states_to_store()
         return states
+
+    def timers_after(self) -> dict[str, int]:
+        """When the earliest wall-clock timer of each processor is due after the batch, by name."""
+        timers: dict[str, int] = {}
+        for operator in self.operators.values():
+            timers |= operator.timer_after()
+        return timers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -188,6 +189,12 @@ class Timeline:
             return BEGIN
         closing = int(np.searchsorted(self._closed, due))
         return self.position(int(self._closings[closing])) if closing < len(self._closings) else END
+
+    def closed_at(self, position: Position) -> int:
+        """The closed time at a position, including the advance there."""
+        closings = range(len(self._closings))
+        count = bisect_right(closings, position, key=lambda number: self.position(int(self._closings[number])))
+        return int(self._closed[count - 1]) if count else self.closed_before
 
     def position(self, advance: int) -> Position:
         """The position of an advance."""

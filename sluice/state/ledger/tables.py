@@ -126,6 +126,7 @@ SNAPSHOTS = Table(
         server_default="",
         comment="the run that published the snapshot",
     ),
+    Column("due", BigInteger, comment="epoch ms at which the earliest wall-clock timer is due"),
 )
 
 TIMES = Table(

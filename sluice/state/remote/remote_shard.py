@@ -133,6 +133,11 @@ class RemoteShard(Shard):
         return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
 
     @override
+    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
+        content = msgspec.json.encode((operator, before, epoch))
+        return msgspec.json.decode(self._call("POST", "/states/earliest-timer", content), type=int | None)
+
+    @override
     def write_states(
         self,
         batch: int,

@@ -162,6 +162,12 @@ class LocalShard(Shard):
         return keys
 
     @override
+    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
+        time = operator_states.earliest_timer(self._driver, operator, before)
+        self._require_newest_writer(epoch)
+        return time
+
+    @override
     def write_states(
         self,
         batch: int,

@@ -26,6 +26,7 @@ _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "diges
 _READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
 _DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
+_EARLIEST_TIMER = f"SELECT min(s.wall) FROM states AS s WHERE s.operator = ? AND s.wall IS NOT NULL AND {_NEWEST}"
 _DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
     SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
 _VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
@@ -104,6 +105,12 @@ def read(
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
     """The keys with a timer at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
+
+
+def earliest_timer(driver: Driver, operator: int, before: int) -> int | None:
+    """When the operator's earliest wall-clock timer is due as of the batch before `before`; None without a timer."""
+    ((time,),) = driver.fetch(_EARLIEST_TIMER, (operator, before))
+    return None if time is None else int(time)
 
 
 def remove(driver: Driver, operator: int, batch: int) -> int:

@@ -36,6 +36,7 @@ _TABLES = (
         due BIGINT, wall BIGINT, state {bytes}, digest BIGINT NOT NULL,
         PRIMARY KEY (operator, shared, key, batch)) {options}""",
     "CREATE INDEX IF NOT EXISTS states_due ON states (operator, due) WHERE due IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS states_wall ON states (operator, wall) WHERE wall IS NOT NULL",
 )
 
 

@@ -168,6 +168,12 @@ class Shard(Protocol):
     ) -> list[str]:
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
+    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
+        """When the operator's earliest wall-clock timer is due, epoch ms, as of the batch before `before`.
+
+        None without a timer.
+        """
+
     def write_states(
         self,
         batch: int,

@@ -82,7 +82,8 @@ class Sum(Fold):
 @dataclass(kw_only=True)
 class Turns(Stream):
     """Numbers the records of a key. Each key has a timer, which its next record postpones. Unlike in Kafka Streams, a
-    record without a key has neither.
+    record without a key has neither. If the records come from topics directly, all records of the topics advance the
+    time.
     """
 
     turns: dict[Key, int] = field(default_factory=dict)
@@ -98,6 +99,10 @@ class Turns(Stream):
             self.send(replace(record, value={"n": ((n or 0) + number) % SIZES, "g": str(number % 3)}))
         else:
             self.send(replace(record, value={"n": n, "g": None}))
+        self.fire()
+
+    def fire(self) -> None:
+        """Fire the timers that are due."""
         for key, time in sorted(self.timers.items(), key=lambda timer: (timer[1], timer[0])):
             if time <= self.time:
                 del self.timers[key]

@@ -17,6 +17,17 @@ _SOURCES: dict[str, type[flow.Node]] = {
 }
 
 
+_STATELESS = (
+    "filter",
+    "filter_not",
+    "map_values",
+    "select_key",
+    "flat_map_values",
+    "double",
+    "to_stream",
+)
+
+
 class Topology:
     """The nodes of a case's `spec`. `outputs` has what each node of interest has sent."""
 
@@ -24,8 +35,11 @@ class Topology:
         self.nodes: dict[str, Any] = {}
         self._flow = flow.Flow()
         self._sources: dict[str, list[flow.Node]] = {}
-        for node in nodes:
-            self.nodes[node["id"]] = self._add(node)
+        self._timed: dict[str, list[keyed.Turns]] = {}
+        """Topic → the processors whose stream time all of the topic's records advance."""
+        self._specs = {node["id"]: node for node in nodes}
+        for name, node in self._specs.items():
+            self.nodes[name] = self._add(node)
 
     def record_output(self, name: str) -> list[Record]:
         """A list that gets all that a node sends from now on; an update of a table as its new value."""
@@ -40,8 +54,14 @@ class Topology:
 
     def pipe(self, topic: str, record: Record) -> None:
         """Work a record through. A topic's sources are declared once each, as are those of Kafka Streams."""
+        timed = self._timed.get(topic, ())
+        for processor in timed:
+            processor.time = max(processor.time, record.time)
         for source in self._sources[topic]:
             source.process(record)
+        # The timers of a processor that the record has not reached come after all that the record has.
+        for processor in timed:
+            processor.fire()
         self._flow.finish()
 
     def _add(self, node: dict[str, Any]) -> flow.Node:
@@ -89,10 +109,27 @@ class Topology:
             case "double":
                 return keyed.Doubled(rekeyed=parent.rekeyed)
             case "process":
-                return keyed.Turns(rekeyed=True)
+                turns = keyed.Turns(rekeyed=True)
+                for topic in self._topics_read(node["in"]):
+                    self._timed.setdefault(topic, []).append(turns)
+                return turns
             case "deduplicate":
                 return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
         raise NotImplementedError(node["op"])
+
+    def _topics_read(self, name: str) -> frozenset[str]:
+        """The topics from which a node's records come; none if they are results of a step with a state."""
+        node = self._specs[name]
+        match node:
+            case {"op": "stream" | "table", "topic": topic}:
+                return frozenset({topic})
+            case {"op": "merge", "in": merged}:
+                topics = [self._topics_read(one) for one in merged]
+                return frozenset().union(*topics) if all(topics) else frozenset()
+            case {"op": op, "in": parent} if op in _STATELESS:
+                return self._topics_read(parent)
+            case _:
+                return frozenset()
 
     def _table_step(self, node: dict[str, Any], parent: tables.Table) -> flow.Node:
         about: dict[str, Any] = {"parents": (parent,), "window": parent.window}
