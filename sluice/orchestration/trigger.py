@@ -1,4 +1,4 @@
-"""Starts a pipeline when its topics have unread records, with one event per burst of records."""
+"""Starts a pipeline when its topics have unread records, with one event per burst of records, or a timer is due."""
 
 from __future__ import annotations
 
@@ -118,6 +118,44 @@ class Burst:
 
 
 @dataclass
+class DueTimers:
+    """Decides when a timer on the wall clock causes an event.
+
+    The event of a timer is repeated after `patience_s`, and then after twice as long, if the timer is still due,
+    because its run has failed.
+    """
+
+    patience_s: float
+    _fired: int | None = None
+    """The time of the timer of the last event, epoch ms."""
+    _busy_at: float = 0.0
+    """When the last event was due, or a driver was last seen at work."""
+    _attempts: int = 0
+
+    def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:
+        """Whether an event is due at `now`, in seconds of a monotonic clock; `clock_ms` is the wall clock.
+
+        No event is due while a driver runs, which fires the timers itself.
+        """
+        if driven:
+            self._busy_at = now
+            return False
+        if next_timer is None or clock_ms < next_timer:
+            return False
+        waited = now - self._busy_at
+        if next_timer == self._fired and waited < min(self.patience_s * 2 ** (self._attempts - 1), _LONGEST_BACK_OFF_S):
+            return False
+        self.expect_run(next_timer, clock_ms, now)
+        return True
+
+    def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
+        """Expect a run, also one for records, to fire the timer if it is due."""
+        if next_timer is not None and next_timer <= clock_ms:
+            self._attempts = self._attempts + 1 if next_timer == self._fired else 1
+            self._fired, self._busy_at = next_timer, now
+
+
+@dataclass
 class DriverWatch:
     """Watches the lease of a pipeline to detect whether a driver is running, which holds and renews the lease."""
 
@@ -143,6 +181,8 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
     """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
+
+    It also fires when one of the pipeline's timers on the wall clock is due.
 
     By default, it does not wait for the end of a burst: the run that it starts reads what has
     arrived until Spark has started, which takes seconds. With `settle_seconds`, it waits until no
@@ -203,6 +243,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self.patience_seconds,
             self.min_interval_seconds,
         )
+        timers = DueTimers(self.patience_seconds)
         driver = DriverWatch(PATIENCE.silence_s)
         pause = self.poll_seconds
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
@@ -217,7 +258,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
             if seen is not None:
                 is_first = False
-                now = time.monotonic()
+                now, clock_ms = time.monotonic(), time.time() * 1_000
                 failed = seen.failures.get("run")
                 is_lasting = failed is not None and failed.is_lasting
                 is_driven = driver.is_running(seen.lease, now)
@@ -232,8 +273,14 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                         records=records,
                         attempt=burst.attempts,
                     )
+                    timers.expect_run(seen.next_timer, clock_ms, now)
                     yield TriggerEvent(  # type: ignore[no-untyped-call]
                         {"pipeline": self.pipeline, "records": records, "ends": ends}
+                    )
+                elif timers.due(seen.next_timer, clock_ms, now, driven=is_driven):
+                    log.info("a timer is due", pipeline=self.pipeline, timer=seen.next_timer)
+                    yield TriggerEvent(  # type: ignore[no-untyped-call]
+                        {"pipeline": self.pipeline, "records": 0, "timer": seen.next_timer}
                     )
 
     async def cleanup(self) -> None:

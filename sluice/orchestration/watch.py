@@ -39,6 +39,8 @@ class Observation(NamedTuple):
     published_at: datetime | None
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[Kind, Failure]
+    next_timer: int | None = None
+    """When the pipeline's earliest timer on the wall clock is due, epoch ms; None without a timer."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class _Round:
     leases: Mapping[str, LeaseRow]
     published: Mapping[str, datetime]
     """Pipeline → the time of its newest snapshot."""
+    timers: Mapping[str, int]
+    """Pipeline → when its earliest timer on the wall clock is due, epoch ms."""
     failures: Mapping[str, Mapping[Kind, Failure]]
     """Pipeline → kind → its unresolved failure."""
 
@@ -102,7 +106,13 @@ class Watch:
         shared = await self._rounds.get(topics_of_all, lambda: self._read(topics_of_all))
         lag = shared.lag.of_pipeline(topics, shared.positions.get(pipeline, {}))
         failures = shared.failures.get(pipeline, {})
-        return Observation(lag, shared.leases.get(pipeline), shared.published.get(pipeline), failures)
+        return Observation(
+            lag,
+            shared.leases.get(pipeline),
+            shared.published.get(pipeline),
+            failures,
+            shared.timers.get(pipeline),
+        )
 
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:
@@ -128,12 +138,13 @@ class Watch:
             for topic, partitions in snapshot.positions.items():
                 offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
+        timers = {snapshot.pipeline: snapshot.due for snapshot in snapshots if snapshot.due is not None}
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
         failures: dict[str, dict[Kind, Failure]] = {}
         for failure in ledger.failures.all():
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):
-            return _Round(read_lag(admin, topics, {}), positions, leases, published, failures)
+            return _Round(read_lag(admin, topics, {}), positions, leases, published, timers, failures)
 
 
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = WeakKeyDictionary()

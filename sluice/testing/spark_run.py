@@ -9,7 +9,6 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from typing_extensions import override
 
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
@@ -29,6 +28,10 @@ _COLUMNS = (
     "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",
     "unbase64(r.value) AS value", "nullif(r.headers, 'null') AS headers", "r.sequence",
 )  # fmt: skip
+
+
+_NO_RECORD = "{}"
+"""Makes Spark run a batch, and belongs to no topic, so that no task reads it."""
 
 
 class PipedInput:
@@ -94,15 +97,11 @@ class SparkRun(PipedRun):
     def process(self, records: list[str]) -> None:
         self.keep_headers(records)
         write_start(self._start, self.plan(self.batch + 1))
-        self._input.add(records)
+        self._input.add(records or [_NO_RECORD])
         try:
             self._query.processAllAvailable()
         except StreamingQueryException as error:
             raise (worker_error(self.job, str(error)) or _root(error)) from error
-
-    @override
-    def fire_timers(self) -> None:
-        pass  # the query has no batch without records
 
     def stop(self) -> None:
         self._query.stop()

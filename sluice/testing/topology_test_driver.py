@@ -171,10 +171,7 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock. Fires the timers that are due, after the records that were piped before.
-
-        If the pipeline needs Spark, they fire with the next record. The next batch uses the new time.
-        """
+        """Advance the wall clock, after the records that were piped before, and fire the timers that are due then."""
         self.commit()
         self._run.clock.advance(milliseconds)
         self._run.fire_timers()

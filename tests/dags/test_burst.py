@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import run_figures
-from sluice.orchestration.trigger import Burst, DriverWatch, last_run_began
+from sluice.orchestration.trigger import Burst, DriverWatch, DueTimers, last_run_began
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
@@ -156,3 +156,27 @@ def test_an_event_is_unanswered_until_a_driver_works_or_nothing_is_left() -> Non
     burst.due(lag(5), 300)
     burst.due(lag(5, 5), 301)
     assert burst.unanswered_s(400) == 0
+
+
+def test_a_due_timer_makes_an_event_and_another_one_if_its_run_fails() -> None:
+    def fired_at(timers: DueTimers, story: list[tuple[int, int | None]]) -> list[int]:
+        """The seconds of the story at which an event was due; each with the timer's second."""
+        due = []
+        for now, timer in story:
+            if timers.due(None if timer is None else timer * 1_000, now * 1_000, now, driven=False):
+                due.append(now)
+        return due
+
+    assert fired_at(DueTimers(patience_s=100), [(0, 5), (4, 5), (5, 5), (6, 5), (9, None)]) == [5]
+    assert fired_at(DueTimers(patience_s=100), [(5, 5), (6, 5), (7, 9), (8, 9), (9, 9)]) == [5, 9]
+    assert fired_at(DueTimers(patience_s=100), [(now, 5) for now in range(0, 800, 5)]) == [5, 105, 305, 705]
+
+
+def test_a_run_for_records_fires_the_timers_that_are_due_then() -> None:
+    timers = DueTimers(patience_s=100)
+    timers.expect_run(20_000, clock_ms=10_000, now=10)
+    assert timers.due(20_000, clock_ms=20_000, now=20, driven=False), "it was not due in that run"
+    timers.expect_run(30_000, clock_ms=31_000, now=31)
+    assert not timers.due(30_000, clock_ms=32_000, now=32, driven=False)
+    assert not timers.due(40_000, clock_ms=41_000, now=41, driven=True), "the driver fires it"
+    assert timers.due(40_000, clock_ms=42_000, now=42, driven=False)

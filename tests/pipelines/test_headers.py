@@ -192,7 +192,7 @@ class Bad:
         self.context = context
 
     def process(self, record: Record[Order]) -> None:
-        self.context.forward(record.key, 1, headers={"amount": record.value.amount})  # type: ignore[dict-item]
+        self.context.forward(record.key, 1, headers={"amount": record.value.amount})  # type: ignore[arg-type]
 
     def on_timer(self, timer: Timer) -> None: ...
 

@@ -218,5 +218,50 @@ def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) 
     read(driver, "asleep")
 
     driver.advance(2 * 3_600_000)
-    pay(driver, "3", 1, key="bob", at=2)
-    assert ("ann", "asleep") in read(driver, "asleep"), "the timer fires in the next batch"
+    assert sorted(read(driver, "asleep")) == [("ann", "asleep"), ("bob", "asleep")], "without a record"
+    driver.advance(60_000)
+    assert read(driver, "asleep") == []
+
+
+class Report:
+    """Counts records, and reports a key's count when a clock passes a multiple of ten ms."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[int]) -> None:
+        counts = self.context.store("counts")
+        counts.put("records", counts.get("records", 0) + 1)
+        self.context.punctuate("event", 10)
+        self.context.punctuate("wall", 10, clock="wall")
+
+    def on_timer(self, timer: Timer) -> None:
+        count = self.context.store("counts").get("records")
+        self.context.forward(timer.key, f"{timer.clock} {count}", time=timer.now)
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_punctuation_comes_once_for_all_periods_that_have_passed(by_one: bool) -> None:
+    pipeline = Pipeline("reports", workers=2)
+    numbers = pipeline.stream("numbers", value=int).filter("value > 0")
+    numbers.process(Report, stores={"counts": int}, returns=str).output.to("reports")
+    with TopologyTestDriver(pipeline, clock=1_003) as driver:
+
+        def reports() -> list[tuple[str, str, int | None]]:
+            return [(record.key, record.value, record.timestamp) for record in driver.read("reports")]
+
+        # The filtered record of 45 ms reaches no processor, but advances stream time.
+        for key, value, time in [("a", 1, 7), ("b", 1, 8), ("a", 2, 12), ("b", 3, 11), ("c", 0, 45), ("a", 4, 46)]:
+            driver.pipe("numbers", value, key, timestamp=time)
+            if by_one:
+                driver.commit()
+        assert reports() == [
+            ("a", "event 1", 7), ("a", "event 2", 12), ("b", "event 1", 12),
+            ("a", "event 2", 45), ("b", "event 2", 45),
+        ]  # fmt: skip
+        driver.advance(6)
+        assert reports() == []
+        driver.advance(30)
+        assert sorted(reports()) == [("a", "wall 3", 1_039), ("b", "wall 2", 1_039)]
+        driver.advance(1)
+        assert sorted(reports()) == [("a", "wall 3", 1_040), ("b", "wall 2", 1_040)]

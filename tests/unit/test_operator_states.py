@@ -266,3 +266,7 @@ def test_timers_that_are_due_are_found(shard: LocalShard) -> None:
     assert shard.due_keys(SUM, 5, 1, 1) == ["a"]
     assert shard.due_keys(SUM, 4, 1, 1) == []
     assert shard.due_keys(SUM, 7, 1, 1, "wall") == ["b"]
+    assert shard.earliest_timer(SUM, 1, 1) == 7
+    assert shard.earliest_timer(JOIN, 1, 1) is None
+    shard.write_states(1, [SUM], [State(SUM, "b", b"2", wall=9), State(SUM, "d", b"1", wall=20)], 1)
+    assert [shard.earliest_timer(SUM, before, 1) for before in (1, 2)] == [7, 9]
