@@ -34,6 +34,8 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
     wanted = arrow_type(to)
     if of == to or values.type == wanted:
         return values
+    if to == "STRING":
+        return _texts(values, of)
     # Through text, to the nearest double, which a direct cast may miss.
     if is_decimal(of) and to == "DOUBLE":
         return values.cast(pa.string()).cast(wanted)

@@ -641,12 +641,17 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Concatenation of texts. Spark also concatenates bytes and arrays."""
+    """Concatenation of texts, and of other values as text. Spark also concatenates bytes and arrays."""
     if any(kind.startswith("ARRAY") for kind in kinds):
         return Signature()
     if set(kinds) == {"BINARY"}:
         return Signature("BINARY", kinds)
-    return Signature("STRING", kinds if set(kinds) == {"STRING"} else None)
+    are_known = all(is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT for kind in kinds)
+    return Signature("STRING", ("STRING",) * len(kinds) if are_known else None)
+
+
+_SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
+"""The types, beside integers and decimals, whose values Arrow and Spark write as the same text."""
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -205,6 +205,7 @@ CONDITIONS = [
     "tiny IN (1, CAST(number AS INT), 3)", "tiny BETWEEN 0 AND CAST(number AS INT)", "tiny + CAST(number AS INT)",
     "CAST(number AS INT) + tiny", "CAST(number AS INT) / tiny", "tiny / CAST(number AS INT)", "1 / (small - small)",
     "concat(text, CAST(CAST(number AS INT) AS STRING), other)", "text || CAST(CAST(number AS INT) AS STRING)",
+    "concat(text, whole)", "whole || '-' || tiny", "concat(day, ' ', flag, at)", "amount || rate", "concat(huge, 'x')",
     "named_struct('a', CAST(number AS INT), 'b', tiny / 0).b", "array(tiny, small)",
     "CAST(number AS INT) <=> tiny", "CAST(number AS INT) IS NULL", "greatest(tiny, CAST(number AS INT))",
     "share / part > 1", "greatest(share / tiny, part)", "share * part = share * part", "flag IS TRUE",

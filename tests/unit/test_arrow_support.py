@@ -133,7 +133,7 @@ def test_types_of_expressions(text: str, expected: str) -> None:
         "text RLIKE 'a|b'",
         "split(text, '[,;]|x')",
         "named_struct('a', 1 / whole).a",
-        "concat(text, whole)",
+        "concat(text, share)",
     ],
 )
 def test_expressions_that_need_spark(text: str) -> None:
