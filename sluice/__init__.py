@@ -20,6 +20,7 @@ from sluice.operators.processor import (
     ValueProcessor,
 )
 from sluice.topology import (
+    CogroupedStreams,
     GlobalTable,
     GroupedStream,
     GroupedTable,
@@ -76,6 +77,7 @@ __all__ = [
     "AsyncClient",
     "CalendarWindow",
     "Client",
+    "CogroupedStreams",
     "Column",
     "Context",
     "CountWindow",

@@ -59,7 +59,10 @@ class Row(msgspec.Struct):
     and `after`: the old value, then the new one."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
-    """In a join of two streams: the largest event times of the left and the right stream, including this row."""
+    """In a join of two streams: the largest event times of the left and the right stream, including this row.
+
+    In a cogrouped aggregate: the largest event time of all streams before this row; the second is -1.
+    """
     foreign: str | None = None
     """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
     mapped key, a stream deduplicated by an id, and a grouped table. For an aggregate of a stream with a topic for late

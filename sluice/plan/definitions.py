@@ -114,6 +114,8 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
 def _aggregate_functions(node: nodes.Aggregate) -> Iterator[Any]:
     if isinstance(node.window, CustomWindow):
         yield node.window.function.value
+    if isinstance(node, nodes.Cogroup):
+        yield from (part.adder for part in node.parts)
     if node.python is not None:
         yield from (node.python.initializer, node.python.adder, node.python.subtractor, node.python.merger)
 

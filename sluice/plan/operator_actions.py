@@ -62,7 +62,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), node.retention_ms, node.emit,
+                nodes.is_table(node.parent), node.retention_ms, node.emit, _cogrouped(node),
             )  # fmt: skip
         case nodes.Merge():
             return Merge()
@@ -84,6 +84,13 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return _process(node)
         case _:
             raise AssertionError(f"{node.name} is not an operator")
+
+
+def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
+    """The adder of each stream of a cogrouped aggregate, and the type of its values."""
+    if not isinstance(node, nodes.Cogroup):
+        return ()
+    return tuple((Reference(part.adder), reference(part.takes)) for part in node.parts)
 
 
 def _process(node: nodes.Process) -> Process:

@@ -98,6 +98,8 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
     # The texts are shown by `sluice explain`, and each is a reason why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
+    if isinstance(node, nodes.Cogroup):
+        return "adds the records of several streams in order"
     if isinstance(window, CountWindow):
         return "counts each key's records in order"
     if isinstance(window, CustomWindow):

@@ -49,6 +49,8 @@ class PythonAggregate:
     subtracts: bool
     retention_ms: int | None
     emit: EmitStrategy = "every"
+    cogrouped: tuple[tuple[Reference, Reference | None], ...] = ()
+    """The adder of each cogrouped stream, and the type of its values, instead of `adder` and `takes`."""
 
 
 @dataclass(frozen=True)

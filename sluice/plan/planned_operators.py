@@ -57,6 +57,8 @@ class Edge:
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()
     """The operators whose results the rows are made from."""
+    is_json: bool = False
+    """Whether the SQL of the value is JSON already."""
 
     @property
     def column(self) -> str:
@@ -162,6 +164,11 @@ class PlannedOperator:
         return isinstance(self.action, StreamJoin)
 
     @property
+    def timed_sides(self) -> tuple[int, ...]:
+        """The sides that have a stream time each, besides the one that all of them share."""
+        return tuple(edge.side for edge in self.edges if edge.side >= COGROUPED)
+
+    @property
     def has_own_stream_time(self) -> bool:
         """Whether the operator has its own stream time."""
         return self.waits_for_close and self.clock == self.name
@@ -169,8 +176,8 @@ class PlannedOperator:
     @property
     def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
-        # The sides of a join share a stream time, and rows of another stage come from other tasks.
-        if self.is_stream_join or len(self.topics) > 1:
+        # The sides of a join, and cogrouped streams, share a stream time. Rows of another stage come from other tasks.
+        if self.is_stream_join or len(self.topics) > 1 or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)
 
@@ -193,6 +200,8 @@ class PlannedOperator:
 STORE = 2
 """The `side` of an edge into an operator's store. An edge into the operator itself has the side of its rows, such as
 LEFT."""
+COGROUPED = 10
+"""The `side` of a cogrouped aggregate's first stream; the other streams have the next numbers."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:

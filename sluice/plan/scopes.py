@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sluice.plan.cogroups import column_of, slots_of, types_of
 from sluice.plan.job_columns import JobColumns, column_name
 from sluice.plan.layers import Column, Transformation
 from sluice.plan.planned_operators import result_column
@@ -496,6 +497,8 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
     """How an aggregate's columns are computed; None if each is a single function's result, or Python computes them."""
     if node.python is not None:
         return None
+    if isinstance(node, nodes.Cogroup):
+        return _cogroup_expressions(node)
     types = types_after(node.parent) | METADATA
     functions: dict[AggregateFunction, str] = {}
     columns = []
@@ -513,3 +516,20 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         return None
     result_types = {call: type_of(call, types) for call in functions.values()}
     return ResultExpressions(tuple(functions.values()), result_types, tuple(columns))
+
+
+def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
+    """How the columns of a cogrouped aggregate are computed. Two columns have no function in common."""
+    columns: list[tuple[str, str]] = []
+    types: dict[str, str] = {}
+    for name in node.columns:
+        results: dict[str, str] = {}
+        for number, slot in enumerate(slot for slot in slots_of(node) if slot.column == name):
+            result = f"{name}: {number}"
+            types[result] = type_of(slot.call, types_of(node, name))
+            results[f"a{number}"] = quoted(result)
+        columns.append((name, parse(column_of(node, name).text).on_results(results)))
+    # Each column is one function's result, so nothing is left to compute.
+    if [text for _, text in columns] == [quoted(result) for result in types]:
+        return None
+    return ResultExpressions(tuple(types), types, tuple(columns))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, LEFT, RIGHT
+from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import (
@@ -24,7 +25,7 @@ from sluice.plan.operator_actions import (
 )
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
 from sluice.plan.operator_parameters import Process
-from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
+from sluice.plan.planned_operators import COGROUPED, STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
@@ -161,7 +162,8 @@ class StagePlanner:
     def _input_edges(self, node: nodes.Node, functions: Sequence[AggregateFunction]) -> list[Edge]:
         """The edges into an operator."""
         edges = []
-        for side, parent in enumerate(nodes.parents(node)):
+        first_side = COGROUPED if isinstance(node, nodes.Cogroup) else LEFT
+        for side, parent in enumerate(nodes.parents(node), first_side):
             scope = self.scopes.after(parent, old=self._takes_old_values(node, side))
             if isinstance(node, nodes.ToTable):
                 scope = self.scopes.null_as_missing(scope)
@@ -179,11 +181,11 @@ class StagePlanner:
         functions: Sequence[AggregateFunction] | None = None,
     ) -> Edge:
         """An edge from the scope `before`, which is after `parent`, into a side of a node."""
-        is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side == LEFT
+        is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side != STORE
         key_text = _key_expression(node, side)
         texts = {} if key_text is None else {"key": key_text}
         if is_aggregate and functions is not None:
-            for number, (_, argument, _) in enumerate(functions):
+            for number, argument in enumerate(_arguments(node, side, functions)):
                 if argument is not None:
                     texts[f"argument{number}"] = argument
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
@@ -193,6 +195,12 @@ class StagePlanner:
             key = windowed_key_sql(key)
         foreign = None if key_text is None else self._edge_foreign(node, before, own_key)
         values = self._edge_values(scope, sqls, functions if is_aggregate else None)
+        is_null, is_json = self.columns.read_null(scope), False
+        if isinstance(node, nodes.Cogroup) and side != STORE:
+            is_json = node.python is not None
+            # Windows also aggregate null values. A value that is not null says from which stream a record comes.
+            values = self._cogrouped_values(scope, side, values, is_json=is_json)
+            is_null = is_null if requires_value(node) else "false"
         scope = self._scope_into(node, side, scope, parent)
         edge = Edge(
             target=node.number,
@@ -202,10 +210,11 @@ class StagePlanner:
             passed="",
             key=key,
             values=values,
-            is_null=self.columns.read_null(scope),
+            is_null=is_null,
             foreign=foreign,
             scalar=scope.scalar,
-            unchanged_result=None if is_aggregate else scope.unchanged_result,
+            unchanged_result=None if is_aggregate or is_json else scope.unchanged_result,
+            is_json=is_json,
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
             requires_key=not isinstance(node, nodes.Process),
@@ -242,13 +251,32 @@ class StagePlanner:
             return tuple(sqls.get(f"argument{number}", "NULL") for number in range(len(functions)))
         return ("value",) if scope.unchanged_result is not None else (self.columns.value(scope),)
 
+    def _cogrouped_values(
+        self,
+        scope: Scope,
+        side: int,
+        values: tuple[str, ...],
+        *,
+        is_json: bool,
+    ) -> tuple[str, ...]:
+        """SQL of what a cogrouped stream adds: arguments, or as JSON the stream's number and the record's value."""
+        if is_json:
+            return (f"concat('[{side - COGROUPED},', coalesce({self.columns.json(scope)}, 'null'), ']')",)
+        is_null = self.columns.read_null(scope)
+        if is_null == "false":
+            return values
+        return tuple(value if value in ("NULL", EACH_RECORD) else f"IF({is_null}, NULL, {value})" for value in values)
+
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
         """The scope with the path of the rows that go into a side of a node."""
         if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
             # The join reads the table's store, which is updated before any step after the table gets the change.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
-        return scope if parent is node else self.scopes.for_branch(scope, parent, node, side)
+        if parent is node:
+            return scope
+        number = side - COGROUPED if isinstance(node, nodes.Cogroup) else side
+        return self.scopes.for_branch(scope, parent, node, number)
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
@@ -325,6 +353,8 @@ def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
 def _key_expression(node: nodes.Node, side: int) -> str | None:
     """The expression for the key of the node's input; None for the record's key."""
     match node:
+        case nodes.Cogroup(parts=parts) if side >= COGROUPED:
+            return parts[side - COGROUPED].key
         case nodes.Aggregate(key=key) if side == LEFT:
             return key
         case nodes.Join(on=on) if side == LEFT:
@@ -338,6 +368,8 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
 def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
     """Whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
     match node:
+        case nodes.Cogroup(parts=parts) if side >= COGROUPED:
+            return parts[side - COGROUPED].key != "_key" or scope.rekeyed
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
             # Kafka Streams sends a grouped table through a repartition topic even if the key stays the same.
             if nodes.is_table(parent) or key != "_key" or scope.rekeyed:
@@ -359,6 +391,8 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
     """The functions in an aggregate's columns. Raises TopologyError if one cannot subtract a table's old values."""
     if not isinstance(node, nodes.Aggregate) or node.python is not None:
         return ()
+    if isinstance(node, nodes.Cogroup):
+        return tuple(slot.function for slot in slots_of(node))
     functions: dict[AggregateFunction, None] = {}
     for text in node.columns.values():
         split = split_aggregate(text)
@@ -372,3 +406,14 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
                 next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
             )
     return tuple(functions)
+
+
+def _arguments(
+    node: nodes.Node,
+    side: int,
+    functions: Sequence[AggregateFunction],
+) -> list[str | None]:
+    """The SQL of each function's argument on an edge into an aggregate; None for a function without an argument."""
+    if isinstance(node, nodes.Cogroup):
+        return [slot.arguments.get(side - COGROUPED) for slot in slots_of(node)]
+    return [argument for _, argument, _ in functions]

@@ -43,6 +43,11 @@ def _shape_after(node: nodes.Node) -> Shape:
             return _common_shape(list(map(shape_after, streams)))
         case nodes.Aggregate(python=python) if python is not None:
             return python.shape
+        case nodes.Cogroup(parts=parts):
+            types: dict[str, str] = {}
+            for part in reversed(parts):
+                types |= _types_of(part.columns, part.parent)
+            return Shape({name: types[name] for name in node.columns})
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
             types = _types_of(columns, parent)
             return Shape.single(*types.values()) if scalar else Shape(types)

@@ -1,6 +1,7 @@
 """The API for defining pipelines, which are plain data: streams, tables, groups, and their drawings."""
 
 from sluice.topology.dsl import (
+    CogroupedStreams,
     GlobalTable,
     GroupedStream,
     GroupedTable,
@@ -14,6 +15,7 @@ from sluice.topology.pipeline import Pipeline
 
 __all__ = [
     "Broken",
+    "CogroupedStreams",
     "GlobalTable",
     "GroupedStream",
     "GroupedTable",

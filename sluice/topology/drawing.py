@@ -12,7 +12,7 @@ from sluice.values.phrases import counted, duration_text
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _BOX, _GAP, _ROW, _HEIGHT = 270, 60, 62, 44
-_FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Sink": "#fef3c7"}
+_FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Cogroup": "#dcfce7", "Sink": "#fef3c7"}
 
 
 def title(node: nodes.Node) -> str:
@@ -65,6 +65,9 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Select():
             columns = node.columns.items()
             return ", ".join([name if name == sql else f"{name} = {sql}" for name, sql in columns])
+        case nodes.Cogroup(window=window):
+            parts = [f"{_added(part)} of {part.parent.name} by {part.key}" for part in node.parts]
+            return "; ".join(parts) + (f", {window}" if window else "")
         case nodes.Aggregate():
             key = "key and window" if node.by_window else node.key
             by = f"by {key}" + (f", {node.window}" if node.window else "")
@@ -81,6 +84,10 @@ def _detail(node: nodes.Node) -> str:
             return f"{node.by} within {duration_text(node.within_ms)}"
         case _:
             return ""
+
+
+def _added(part: nodes.CogroupedStream) -> str:
+    return ", ".join(part.columns.values()) or getattr(part.adder, "__name__", "Python function")
 
 
 def text(pipeline: Pipeline) -> str:

@@ -1471,7 +1471,7 @@ class Grouped(Generic[V]):
 
     def _aggregate_python(
         self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
-        on_error: OnError | None,
+        on_error: OnError | None, cogrouped: tuple[nodes.CogroupedStream, ...] = (),
     ) -> Table[Any]:  # fmt: skip
         """Aggregate with Python functions. Raises TopologyError if a function is missing or has other parameters."""
         step = f"aggregate into {store!r}"
@@ -1481,7 +1481,7 @@ class Grouped(Generic[V]):
                 f"{where} has both Python functions and SQL.",
                 next_step="Use a store for each.",
             )
-        called = {}
+        called: dict[str, Function] = {}
         for name, function in functions.items():
             parameters = _AGGREGATE_ARGUMENTS[name]
             if function is None:
@@ -1494,12 +1494,14 @@ class Grouped(Generic[V]):
                 # A merger takes two aggregates, not a value of the stream.
                 value_type = Any if name == "merger" else self.parent.contract
                 called[name] = self._function(at, function, *parameters, value_type=value_type)
+        adder = cogrouped[0].adder if cogrouped else called["adder"]
+        assert adder is not None
         shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
-            called["initializer"], called["adder"], called.get("subtractor"), called.get("merger"),
+            called["initializer"], adder, called.get("subtractor"), called.get("merger"),
             self.parent.contract, returns, shape,
         )  # fmt: skip
-        return self._add_store(store, {}, shape, returns, python=python, on_error=on_error)
+        return self._add_store(store, {}, shape, returns, cogrouped, python=python, on_error=on_error)
 
     def _reduce(
         self,
@@ -1530,12 +1532,15 @@ class Grouped(Generic[V]):
         columns: dict[str, str],
         shape: Shape,
         contract: Contract | None = None,
+        cogrouped: tuple[nodes.CogroupedStream, ...] = (),
         **options: Any,
     ) -> Table[Any]:
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
+        if cogrouped:
+            options["parts"] = cogrouped
         node = pipeline.add(
-            nodes.Aggregate,
+            nodes.Cogroup if cogrouped else nodes.Aggregate,
             parent=self.parent.node,
             key=self.key,
             window=self.window,
@@ -1687,6 +1692,143 @@ class GroupedStream(Grouped[V]):
     def reduce(self, reducer: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
         """Combine each group's values in order: `reducer(aggregate, value)` returns a value of the same type."""
         return self._reduce(store, reducer, None, on_error)
+
+    @overload
+    def cogroup(self, columns: Mapping[str, str] = ..., /, **named: str) -> CogroupedStreams[dict[str, Any]]: ...
+    @overload
+    def cogroup(self, adder: Callable[[R, V], R], /) -> CogroupedStreams[R]: ...
+    @overload
+    def cogroup(self, adder: Callable[[Key, R, V], R], /) -> CogroupedStreams[R]: ...
+    def cogroup(
+        self,
+        adder: Mapping[str, str] | Function | None = None,
+        /,
+        **columns: str,
+    ) -> CogroupedStreams[Any]:
+        """Begin an aggregate to which several streams add: this one, and those of `CogroupedStreams.cogroup`."""
+        return CogroupedStreams[Any](self.parent.pipeline)._with(self, adder, columns)
+
+
+class CogroupedStreams(Generic[R]):
+    """Grouped streams that add to one aggregate, each with its own SQL aggregates or its own Python function."""
+
+    def __init__(self, pipeline: Graph, parts: tuple[nodes.CogroupedStream, ...] = ()) -> None:
+        self.pipeline = pipeline
+        self.parts = parts
+        self._window: WindowedStream[Any] | None = None
+        self._first: GroupedStream[Any] | None = None
+
+    @overload
+    def cogroup(
+        self,
+        other: GroupedStream[Any],
+        columns: Mapping[str, str] = ...,
+        /,
+        **named: str,
+    ) -> CogroupedStreams[R]: ...
+    @overload
+    def cogroup(self, other: GroupedStream[V], adder: Callable[[R, V], R], /) -> CogroupedStreams[R]: ...
+    @overload
+    def cogroup(self, other: GroupedStream[V], adder: Callable[[Key, R, V], R], /) -> CogroupedStreams[R]: ...
+    def cogroup(
+        self,
+        other: GroupedStream[Any],
+        adder: Mapping[str, str] | Function | None = None,
+        /,
+        **columns: str,
+    ) -> CogroupedStreams[R]:
+        """Add another grouped stream, with columns such as `clicks="count(*)"`, or with `adder(aggregate, value)`.
+
+        A column that several streams have is one column, to which all of them add.
+        """
+        return self._with(other, adder, columns)
+
+    def windowed_by(
+        self,
+        window: AnyWindow,
+        *,
+        late: str | None = None,
+        retention: Duration | None = None,
+        emit: EmitStrategy = "every",
+    ) -> CogroupedStreams[R]:
+        """Aggregate each window separately, as `GroupedStream.windowed_by` does."""
+        assert self._first is not None
+        if isinstance(window, CountWindow):
+            raise TopologyError(
+                f"{self._first.parent._where('windowed_by')}: {window} counts the records of one stream.",
+                next_step="Merge the streams first, or use a window of time.",
+            )
+        windowed = CogroupedStreams[R](self.pipeline, self.parts)
+        windowed._first = self._first
+        windowed._window = self._first.windowed_by(window, late=late, retention=retention, emit=emit)
+        return windowed
+
+    def aggregate(
+        self,
+        initializer: Callable[[], R] | None = None,
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        merger: Callable[[R, R], R] | Callable[[Key, R, R], R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]:
+        """Aggregate the streams into a store.
+
+        Python functions need an `initializer()`, and for sessions a `merger(earlier, later)`; `returns` is the
+        aggregate's type. With SQL, the aggregate is an object with the columns of all streams.
+        """
+        assert self._first is not None
+        grouped: GroupedStream[Any] = self._window or self._first
+        columns: dict[str, str] = {}
+        for part in self.parts:
+            columns = part.columns | columns
+        columns = {name: columns[name] for part in self.parts for name in part.columns}
+        if columns:
+            if initializer is not None or merger is not None or returns is not None:
+                where = grouped.parent._where(f"aggregate into {store!r}")
+                raise TopologyError(
+                    f"{where}: SQL aggregates take no functions and no type.",
+                    next_step="Leave initializer, merger and returns= out.",
+                )
+            shape = Shape(dict.fromkeys(columns, ""))
+            return grouped._add_store(store, columns, shape, None, self.parts, on_error=on_error)
+        functions: dict[str, Any] = {"initializer": initializer}
+        if isinstance(grouped.window, SessionWindow):
+            functions["merger"] = merger
+        return grouped._aggregate_python(store, functions, returns, {}, on_error, self.parts)
+
+    def _with(
+        self,
+        grouped: GroupedStream[Any],
+        adder: Mapping[str, str] | Function | None,
+        named: Mapping[str, str],
+    ) -> CogroupedStreams[Any]:
+        parent, step = grouped.parent, "cogroup"
+        where = parent._where(step)
+        arguments.require_instance(where, grouped, GroupedStream, "a grouped stream, such as group_by makes")
+        if grouped.window is not None:
+            raise TopologyError(f"{where}: the stream has a window.", next_step="Call windowed_by after cogroup.")
+        if grouped.by_window:
+            require_plain_keys(where, [parent.node])
+        if self._first is not None:
+            self._first.parent._require_same_pipeline(where, parent)
+        is_python = adder is not None and not isinstance(adder, Mapping)
+        if self.parts and is_python is not (self.parts[0].adder is not None):
+            raise TopologyError(f"{where}: some streams have SQL, and others a Python function.")
+        columns: dict[str, str] = {**(adder if isinstance(adder, Mapping) else {}), **named}
+        called = None
+        if is_python:
+            called = grouped._function(where, adder, "aggregate", "value", value_type=parent.contract)
+        elif not columns:
+            raise TopologyError(f"{where} needs at least one column, or a function adder(aggregate, value).")
+        parent._require_names(step, columns)
+        parent._refuse_reserved_names(step, columns)
+        for text in columns.values():
+            parent._require_expression(text, step, aggregate=True)
+        part = nodes.CogroupedStream(parent.node, grouped.key, columns, called, parent.contract)
+        more = CogroupedStreams[Any](self.pipeline, (*self.parts, part))
+        more._first = self._first or grouped
+        return more
 
 
 class WindowedStream(GroupedStream[V]):

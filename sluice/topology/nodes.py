@@ -211,6 +211,26 @@ class Aggregate(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class CogroupedStream:
+    """A stream of a cogrouped aggregate, and what its records add to the aggregate."""
+
+    parent: Node
+    key: str
+    columns: dict[str, str]
+    adder: Callable[..., Any] | None = None
+    """A Python function instead of columns."""
+    takes: type | UnionType | None = None
+    """The type of the value passed to the function; None for plain JSON data."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cogroup(Aggregate):
+    """An aggregate of several streams. `parent`, `key` and `python.adder` are those of the first stream."""
+
+    parts: tuple[CogroupedStream, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
@@ -347,6 +367,8 @@ def parents(node: Node) -> tuple[Node, ...]:
             return streams
         case Join(left=left, right=right):
             return (left, right)
+        case Cogroup(parts=parts):
+            return tuple(part.parent for part in parts)
         case _:
             return (node.parent,)  # type: ignore[attr-defined]
 
@@ -360,6 +382,9 @@ def with_parents(node: N, others: Mapping[Node, Node]) -> N:
             return replace(node, streams=tuple(others[stream] for stream in streams))
         case Join(left=left, right=right):
             return replace(node, left=others[left], right=others[right])
+        case Cogroup(parent=parent, parts=parts):
+            new_parts = tuple(replace(part, parent=others[part.parent]) for part in parts)
+            return replace(node, parent=others[parent], parts=new_parts)
         case _:
             return replace(node, parent=others[node.parent])  # type: ignore[attr-defined, call-arg]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from sluice.values.sql_text import literal
 from sluice.values.windows import AnyWindow
 from tests.conformance import values
 from tests.conformance.functions import (
+    Slots,
     Turns,
     Value,
     added,
@@ -149,7 +150,8 @@ class Built:
             topic: values.kind_of(record["value"] for record in inputs if record["topic"] == topic) or every
             for topic in dict.fromkeys(node["topic"] for node in self.nodes.values() if "topic" in node)
         }
-        for node in self.nodes.values():
+        parts = [part for node in self.nodes.values() for part in node.get("parts", ())]
+        for node in [*self.nodes.values(), *parts]:
             read = [
                 node[name] for name in ("where", "value", "key", "list", "group_key", "left_key", "fk") if name in node
             ]
@@ -157,7 +159,7 @@ class Built:
             for name in ("set_headers", "add_headers"):
                 read += node.get(name, {}).values()
             for path in _paths(["all", *read]):
-                for topic, name in self._read_in(node.get("in") or node["left"], path):
+                for topic, name in self._read_in(node.get("in") or node.get("left") or node["parts"][0]["in"], path):
                     kind = results[topic]
                     results[topic] = {name: None} | kind if isinstance(kind, dict) else kind
         return {topic: values.completed(kind, every) for topic, kind in results.items()}
@@ -223,6 +225,8 @@ class Built:
             case {"op": "punctuate"}:
                 passed_on = self._kind_at(node["in"], []) if node["forward"] else None
                 kind = (passed_on if isinstance(passed_on, dict) else {}) | {"n": "int", "at": "int"}
+            case {"op": "cogroup", "parts": parts}:
+                kind = {one["name"]: "int" for part in parts for one in part["aggs"] if one["fn"] in ("count", "sum")}
             case {"op": "aggregate"}:
                 kind = {aggregate["name"]: "int" for aggregate in node["aggs"] if aggregate["fn"] in ("count", "sum")}
             case {"op": "join"}:
@@ -289,7 +293,7 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     add_nodes(pipeline, built, handles)
     built.is_windowed = window_of(handles[built.sink["id"]].node) is not None
     # A store has neither headers nor times of records.
-    in_store = built.sink["op"] in ("aggregate", "to_table") and not built.compared
+    in_store = built.sink["op"] in ("aggregate", "cogroup", "to_table") and not built.compared
     if in_store and case["spec"]["result_kind"] == "table":
         built.store = built.store_of(built.sink)
     else:
@@ -321,6 +325,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _join(node, handles[node["left"]], handles[node["right"]])
         case "aggregate":
             return _aggregate(built, node, parent)
+        case "cogroup":
+            return _cogroup(built, node, handles)
         case "reduce":
             return _reduce(built, node, parent)
         case "fold":
@@ -430,6 +436,39 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     table = _grouped(node, parent).aggregate(columns, store=built.store_of(node))
     # The cases treat final results as a stream: a filter drops them, and sends no deletions.
     return table.to_stream() if "emit" in node else table
+
+
+def _cogroup(built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any:
+    streams: Any = None
+    slots = _slots(built, node)
+    for part in node["parts"]:
+        stream = handles[part["in"]]
+        # In an aggregate of the cases, the key is that of the group.
+        grouped = (stream.select_key(sql(part["group_key"])) if "group_key" in part else stream).group_by_key()
+        columns = {one["name"]: _aggregation(built, part["in"], one) for one in part["aggs"]}
+        added = columns if slots is None else replace(slots, aggs=tuple(part["aggs"]))
+        streams = grouped.cogroup(added) if streams is None else streams.cogroup(grouped, added)
+    if "window" in node:
+        streams = streams.windowed_by(window(node["window"]), emit=node.get("emit", "every"))
+    if slots is None:
+        return streams.aggregate(store=built.store_of(node))
+    merger = slots.merged if node["window"]["type"] == "session" else None
+    return streams.aggregate(slots.initial, store=built.store_of(node), returns=slots.contract, merger=merger)
+
+
+def _slots(built: Built, node: dict[str, Any]) -> Slots | None:
+    """The Python functions of a cogrouped aggregate that sees null values, which SQL's lists leave out."""
+    if node.get("window", {}).get("type", "sliding") == "sliding":
+        return None
+    columns = {one["name"]: one for part in node["parts"] for one in part["aggs"]}
+    kinds = {one["name"]: _slot_kind(one) for one in columns.values()}
+    return Slots(tuple(columns.values()), values.contract(kinds))
+
+
+def _slot_kind(aggregate: dict[str, Any]) -> values.Kind:
+    if aggregate["fn"] != "collect_list":
+        return "int"
+    return ["str" if aggregate["expr"][0] == "concat" else "int"]
 
 
 def _grouped(node: dict[str, Any], parent: Any) -> Any:

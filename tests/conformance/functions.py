@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from sluice import Context, Record, Timer
-from tests.conformance.model.expressions import SIZES
+from tests.conformance.model.aggregates import added as increased_by
+from tests.conformance.model.aggregates import initial
+from tests.conformance.model.aggregates import merged as combined
+from tests.conformance.model.expressions import SIZES, evaluate
 
 
 class Value(Struct):
@@ -94,3 +98,35 @@ class Turns:
 
     def on_timer(self, timer: Timer) -> None:
         self.context.forward(timer.key, {"n": timer.time % SIZES, "g": None})
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """The functions of a cogrouped aggregate, for one stream with `aggs`. Unlike SQL's, lists include nulls."""
+
+    columns: tuple[dict[str, Any], ...]
+    contract: type[Struct]
+    aggs: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def __name__(self) -> str:
+        return "slots"
+
+    def initial(self) -> Struct:
+        return self.contract(**{one["name"]: initial(one["fn"]) for one in self.columns})
+
+    def __call__(self, key: str, total: Struct, value: Any) -> Struct:
+        read = msgspec.to_builtins(value)
+        more = {}
+        for one in self.aggs:
+            element = evaluate(one["expr"], key, read) if "expr" in one else None
+            before = getattr(total, one["name"])
+            is_list = one["fn"] == "collect_list"
+            more[one["name"]] = [*before, element] if is_list else increased_by(one["fn"], before, element)
+        return msgspec.structs.replace(total, **more)
+
+    def merged(self, one: Struct, other: Struct) -> Struct:
+        return self.contract(**{
+            column["name"]: combined(column["fn"], getattr(one, column["name"]), getattr(other, column["name"]))
+            for column in self.columns
+        })  # fmt: skip

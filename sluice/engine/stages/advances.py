@@ -30,7 +30,6 @@ from sluice.engine.batch.stream_time import (
     Mask,
     advance,
 )
-from sluice.operators.base import LEFT, RIGHT
 from sluice.plan import Edge, Job, PlannedOperator
 from sluice.plan.operator_parameters import Suppress
 
@@ -202,7 +201,7 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number
-        clocks = [of_number & complete & (sides == side) for side in (LEFT, RIGHT)]
+        clocks = [of_number & complete & (sides == side) for side in np.unique(sides)]
         # In Kafka Streams, all records of a join of two streams advance its stream time.
         if is_stream_join:
             clocks.append(of_number)

@@ -15,7 +15,7 @@ from sluice.engine.stages.stage_output import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
-from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
+from sluice.operators.aggregation.calculation import Calculation, Cogrouped, Custom, Functions
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
@@ -208,6 +208,14 @@ def _function(
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
     assert action.adder is not None
+    if action.cogrouped:
+        assert action.initializer is not None
+        return Cogrouped(
+            action.initializer.value,
+            [(adder.value, Any if takes is None else takes.value) for adder, takes in action.cogrouped],
+            None if action.merger is None else action.merger.value,
+            Any if action.returns is None else action.returns.value,
+        )
     return Custom(
         None if action.initializer is None else action.initializer.value,
         action.adder.value,

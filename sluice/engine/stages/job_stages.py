@@ -28,7 +28,7 @@ from sluice.plan.operator_parameters import (
     StreamJoin,
     TableJoin,
 )
-from sluice.plan.planned_operators import STORE, result_column
+from sluice.plan.planned_operators import COGROUPED, STORE, result_column
 from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
@@ -90,7 +90,7 @@ class Stages:
             else:
                 self._values[edge.target, edge.side] = self.types.get(edge.unchanged_result, "")
             if edge.has_arguments:
-                self.arguments[edge.target] = own
+                self.arguments[edge.target] = self._argument_types(edge, own)
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
             columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
             columns.append(Column(edge.value_column, value, edge.target))
@@ -100,6 +100,20 @@ class Stages:
         # A layer of its own: the other columns read these.
         conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
         return tuple(conditions), tuple(columns)
+
+    def _argument_types(self, edge: Edge, kinds: list[str]) -> list[str]:
+        """The types of an aggregate's arguments. A cogrouped stream has no type for the arguments of other streams.
+
+        Raises TopologyError if two streams have different types for an argument.
+        """
+        known = self.arguments.get(edge.target, kinds)
+        for one, other in zip(known, kinds, strict=True):
+            if one != other and "void" not in (one, other):
+                raise TopologyError(
+                    f"{self.job.pipeline.steps[edge.target]}: a column adds values of type {one} and {other}.",
+                    next_step="Convert them to the same type with CAST, or use another name for one column.",
+                )
+        return [other if one == "void" else one for one, other in zip(known, kinds, strict=True)]
 
     def operators(self, number: int) -> list[PlannedOperator]:
         return [operator for operator in self.job.operators if operator.stage == number]
@@ -162,7 +176,7 @@ class Stages:
                 if edge.has_arguments
                 else self._values[edge.target, edge.side]
                 for edge in operator.edges
-                if edge.side < AHEAD
+                if edge.side < AHEAD or edge.side >= COGROUPED
             )
             for operator in self.job.operators
         }
@@ -243,6 +257,8 @@ def _json(edge: Edge, kinds: list[str]) -> str:
     """SQL for an edge's value as JSON text."""
     if edge.unchanged_result is not None:
         return "value"
+    if edge.is_json:
+        return edge.values[0]
     if edge.has_arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
         return f"concat('[', {_JOINED.join(parts)}, ']')"

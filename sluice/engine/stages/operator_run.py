@@ -68,7 +68,7 @@ class OperatorRun:
             self.operator.set_clock(stored.before.now)
         self._is_suppress = isinstance(self.operator, Suppress)
         self.timeline = timeline
-        self.closed = BEFORE_ALL if timeline is None else timeline.closed_after
+        self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
         self._stored = stored
         self._decode = state_decoder(self.operator.state_type)
         self._states: dict[str, Any] = {}
@@ -90,6 +90,12 @@ class OperatorRun:
             self.operator.shared = msgspec.msgpack.decode(shared.data, type=type(empty))  # type: ignore[attr-defined]
             self._shared_digest = shared.digest
         self.releases = self._create_releases()
+
+    def _closed_time(self, timeline: Timeline) -> int:
+        """The stream time at which the operator drops state that can no longer change."""
+        # As in Kafka Streams, a record is late by the stream time of its own cogrouped stream, but the results that a
+        # suppress step holds back come out by the largest stream time.
+        return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
 
     def _create_releases(self) -> Releases | None:
         """The results that the operator sends as stream time advances; None if it sends none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -58,6 +58,8 @@ class _PartitionClocks:
     """The time up to which windows are closed, and records are sent unmatched."""
     left: _Clock
     right: _Clock
+    of_sides: Mapping[int, _Clock] = field(default_factory=dict)
+    """The clocks of the sides that have one each (`PlannedOperator.timed_sides`)."""
 
 
 _SUFFIXES = {"all_rows": ".any", "closed": "", "left": ".0", "right": ".1"}
@@ -128,7 +130,12 @@ class Timeline:
         if not self._operator.is_stream_join:
             _, after_each = advance(times, of_number, before["closed"])
             clock = _Clock(before["closed"], after_each)
-            return _PartitionClocks(clock, clock, clock, clock)
+            of_sides: dict[int, _Clock] = {}
+            for side in self._operator.timed_sides:
+                before_side = self._stored_time(f".{side}", number)
+                _, after_side = advance(times, of_number & (sides == side), before_side)
+                of_sides[side] = _Clock(before_side, after_side)
+            return _PartitionClocks(clock, clock, clock, clock, of_sides)
         counted = of_number & complete
         _, all_rows, closed = advance_joint(
             times,
@@ -140,7 +147,8 @@ class Timeline:
         _, left = advance(times, counted & (sides == LEFT), before["left"])
         _, right = advance(times, counted & (sides == RIGHT), before["right"])
         after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
-        return _PartitionClocks(**{name: _Clock(before[name], after[name]) for name in _SUFFIXES})
+        clocks = {name: _Clock(before[name], after[name]) for name in _SUFFIXES}
+        return _PartitionClocks(clocks["all_rows"], clocks["closed"], clocks["left"], clocks["right"])
 
     def _stored_time(self, suffix: str, number: int) -> int:
         """The stream time before the batch, of all topics' partitions with this number."""
@@ -170,7 +178,22 @@ class Timeline:
             for name in names:
                 clock: _Clock = getattr(clocks, name)
                 times[f"{operator.clock}{_SUFFIXES[name]}/{topic}/{number}"] = clock.last
+            for side, clock in clocks.of_sides.items():
+                times[f"{operator.clock}.{side}/{topic}/{number}"] = clock.last
         return times
+
+    @property
+    def passed_by_all_sides(self) -> int:
+        """The stream time up to which no record of any side can come any more; the closed time if there are no sides.
+
+        It does not increase before all sides have had records in each partition that is not idle.
+        """
+        if not self._operator.timed_sides:
+            return self.closed_after
+        last: list[int] = []
+        for clocks in self._active:
+            last += [clock.last for clock in clocks.of_sides.values()]
+        return min(last, default=BEFORE_ALL)
 
     @property
     def latest_of_sides(self) -> tuple[int, int]:
@@ -215,7 +238,7 @@ class Timeline:
         """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
         counts_before, counts_after = self._counts_of_advances(table)
         is_stream_join = self._operator.is_stream_join
-        numbers = partition_numbers(table)
+        numbers, sides = partition_numbers(table), table.column("side").to_numpy()
         columns = {name: np.full(len(table), BEFORE_ALL) for name in ("before", "after", "left", "right")}
         for number, clocks in self._partitions.items():
             of_number = numbers == number
@@ -225,6 +248,11 @@ class Timeline:
             if is_stream_join:
                 columns["left"][of_number] = clocks.left.after(after)
                 columns["right"][of_number] = clocks.right.after(after)
+            for side, clock in clocks.of_sides.items():
+                of_side = of_number & (sides == side)
+                columns["before"][of_side] = clock.after(counts_before[of_side])
+                columns["after"][of_side] = clock.after(counts_after[of_side])
+                columns["left"][of_side] = clocks.closed.after(counts_before[of_side])
         return columns
 
     def _counts_of_advances(self, table: pa.Table) -> tuple[_Indices, _Indices]:

@@ -5,12 +5,13 @@ A calculation accumulates values in an aggregate of type `kind`, which msgspec c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
@@ -315,3 +316,35 @@ class Custom:
         if self._plain is Any:
             require_same(aggregate, decoded, "returns=...")
         return decoded
+
+
+class Cogrouped(Custom):
+    """An author's functions for several streams. A value is the JSON array of its stream's number and the value.
+
+    `streams` has the adder of each stream and the type of its values.
+    """
+
+    def __init__(
+        self,
+        initializer: Callable[[], Any],
+        streams: Sequence[tuple[Callable[..., Any], Any]],
+        merger: Callable[..., Any] | None = None,
+        value_type: Any = Any,
+    ) -> None:
+        super().__init__(initializer, self._add_of_stream, None, merger, value_type)
+        self._adders = [adder for adder, _ in streams]
+        self._decoders = [msgspec.json.Decoder(kind | None if kind is not Any else Any) for _, kind in streams]
+
+    @override
+    def read(self, value: str | None) -> Any:
+        if value is None:
+            return None
+        stream, data = _decode_numbered(value)
+        return stream, self._decoders[stream].decode(data)
+
+    def _add_of_stream(self, key: str, aggregate: Any, numbered: tuple[int, Any]) -> Any:
+        stream, value = numbered
+        return self._adders[stream](key, aggregate, value)
+
+
+_decode_numbered = msgspec.json.Decoder(tuple[int, msgspec.Raw]).decode

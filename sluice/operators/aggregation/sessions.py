@@ -72,7 +72,8 @@ class SessionAggregate(Aggregation):
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
         # The state may still have closed sessions: which ones depends on where batches end.
-        last_end = self._last_forgotten_end(row.before)
+        # A cogrouped stream that lags behind the others does not open the sessions that they have closed.
+        last_end = self._last_forgotten_end(max(row.before, row.latest_of_sides[0]))
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms
         near: list[int] = []

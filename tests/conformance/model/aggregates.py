@@ -13,7 +13,7 @@ from tests.conformance.model.tables import Row, Stored
 Aggregate = dict[str, Any]
 
 
-def _initial(fn: str) -> Any:
+def initial(fn: str) -> Any:
     return {"count": 0, "sum": 0, "max": None, "collect_list": []}[fn]
 
 
@@ -34,7 +34,7 @@ def _removed(elements: list[Any], element: Any) -> list[Any]:
     return elements[:at] + elements[at + 1 :]
 
 
-def _added(fn: str, aggregate: Any, value: Any) -> Any:
+def added(fn: str, aggregate: Any, value: Any) -> Any:
     match fn:
         case "count":
             return aggregate + 1
@@ -58,7 +58,7 @@ def _subtracted(fn: str, aggregate: Any, value: Any) -> Any:
     raise NotImplementedError(fn)
 
 
-def _merged(fn: str, one: Any, other: Any) -> Any:
+def merged(fn: str, one: Any, other: Any) -> Any:
     return _greater(one, other) if fn == "max" else one + other
 
 
@@ -78,17 +78,17 @@ class Aggregator:
     columns: list[dict[str, Any]]
 
     def initial(self) -> Aggregate:
-        return {column["name"]: _initial(column["fn"]) for column in self.columns}
+        return {column["name"]: initial(column["fn"]) for column in self.columns}
 
     def add(self, aggregate: Aggregate, key: str, value: Any) -> Aggregate:
-        return self._changed(_added, aggregate, key, value)
+        return self._changed(added, aggregate, key, value)
 
     def subtract(self, aggregate: Aggregate, key: str, value: Any) -> Aggregate:
         return self._changed(_subtracted, aggregate, key, value)
 
     def merge(self, one: Aggregate, other: Aggregate) -> Aggregate:
         return {
-            column["name"]: _merged(column["fn"], one[column["name"]], other[column["name"]]) for column in self.columns
+            column["name"]: merged(column["fn"], one[column["name"]], other[column["name"]]) for column in self.columns
         }
 
     def _changed(

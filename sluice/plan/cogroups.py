@@ -1,0 +1,71 @@
+"""The functions of a cogrouped aggregate: which accumulators it has, and what each of its streams adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.errors import TopologyError
+from sluice.plan.value_types import types_after
+from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
+from sluice.topology import nodes
+from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.record_metadata import METADATA
+
+EACH_RECORD = "TRUE"
+"""The argument of `count(*)` for the records that it counts; for those of other streams, the argument is null."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An accumulator. All streams that have its column add to it, each with an argument of its own."""
+
+    column: str
+    function: AggregateFunction
+    """The function with the argument of the first stream that has the column."""
+    call: str
+    """The author's text of this function."""
+    arguments: Mapping[int, str]
+    """Number of a stream → the SQL of its argument."""
+
+
+def slots_of(node: nodes.Cogroup) -> tuple[Slot, ...]:
+    """The accumulators of a cogrouped aggregate, in the order of its columns."""
+    slots: list[Slot] = []
+    for column in node.columns:
+        splits = _splits(node, column)
+        first, *_ = splits.values()
+        for place, (name, argument, parameters) in enumerate(first.functions):
+            arguments = {part: split.functions[place][1] or EACH_RECORD for part, split in splits.items()}
+            function = name, argument or EACH_RECORD, parameters
+            slots.append(Slot(column, function, first.calls[place], arguments))
+    return tuple(slots)
+
+
+def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
+    """A column's expression over the results of its functions."""
+    return next(iter(_splits(node, column).values()))
+
+
+def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
+    """The types of the fields that a column reads in the first stream that has the column."""
+    part = next(part for part in node.parts if column in part.columns)
+    return types_after(part.parent) | METADATA
+
+
+def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
+    """Number of each stream that has the column → the column's expression and functions there."""
+    splits: dict[int, SplitAggregate] = {}
+    for number, part in enumerate(node.parts):
+        if column in part.columns:
+            split = split_aggregate(part.columns[column])
+            assert isinstance(split, SplitAggregate)
+            splits[number] = split
+    computed = {(split.text, tuple((name, more) for name, _, more in split.functions)) for split in splits.values()}
+    if len(computed) > 1:
+        texts = " and ".join(part.columns[column] for part in node.parts if column in part.columns)
+        raise TopologyError(
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, which cannot be added up.",
+            next_step="Use the same functions in all streams, or another name.",
+        )
+    return splits

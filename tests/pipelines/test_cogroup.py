@@ -1,0 +1,152 @@
+"""Several streams that add to one aggregate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from sluice import Pipeline, every_records, session, tumbling
+from sluice.errors import TopologyError
+from tests.pipelines.conftest import Drive
+
+
+class Sale(Struct):
+    customer: str
+    amount: int
+
+
+class Total(Struct):
+    clicks: int = 0
+    spent: int = 0
+    last: str = ""
+
+
+RECORDS: list[tuple[str, str, Any, int]] = [
+    ("clicks", "ann", "home", 1_000),
+    ("sales", "till", {"customer": "ann", "amount": 5}, 2_000),
+    ("clicks", "ann", "cart", 3_000),
+    ("clicks", "bob", "home", 61_000),
+    ("sales", "till", {"customer": "ann", "amount": 7}, 4_000),
+    ("sales", "till", {"customer": "bob", "amount": 9}, 62_000),
+    ("clicks", "ann", "late", 5_000),
+]
+cuts = pytest.mark.parametrize("cut", [False, True])
+
+
+def run(drive: Drive, pipeline: Pipeline, cut: bool) -> Any:
+    driver = drive(pipeline)
+    for topic, key, value, at in RECORDS:
+        driver.pipe(topic, value, key=key, timestamp=at)
+        if cut:
+            driver.commit()
+    return driver
+
+
+@cuts
+def test_streams_add_to_one_row_of_each_customer(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("customers", workers=2)
+    clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
+    both = clicks.group_by_key().cogroup(clicks="count(*)", events="count(*)")
+    both = both.cogroup(sales.group_by("customer"), spent="coalesce(sum(amount), 0)", events="count(*)")
+    both.aggregate(store="customers").to("changes")
+    driver = run(drive, pipeline, cut)
+    assert driver.store("customers") == {
+        "ann": {"clicks": 3, "events": 5, "spent": 12},
+        "bob": {"clicks": 1, "events": 2, "spent": 9},
+    }
+    assert [(record.key, record.value["events"]) for record in driver.output("changes")][:3] == [
+        ("ann", 1), ("ann", 2), ("ann", 3),
+    ]  # fmt: skip
+
+
+@cuts
+def test_a_record_is_late_by_the_time_of_its_own_stream(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("minutes", workers=2)
+    clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
+    both = clicks.group_by_key().cogroup(clicks="count(*)").cogroup(sales.group_by("customer"), sales="count(*)")
+    both.windowed_by(tumbling("1 minute"), late="late").aggregate(store="minutes")
+    driver = run(drive, pipeline, cut)
+    first, second = (0, 60_000), (60_000, 120_000)
+    assert driver.store("minutes") == {
+        ("ann", *first): {"clicks": 2, "sales": 2},
+        ("bob", *second): {"clicks": 1, "sales": 1},
+    }, "the sale at 4 s is in time, because no sale was later, and the click at 5 s is late"
+    assert [record.value for record in driver.output("late")] == ["late"]
+    assert driver.counts()["late/minutes"] == 1
+
+
+def clicked(total: Total, page: str) -> Total:
+    return Total(total.clicks + 1, total.spent, page)
+
+
+def sold(customer: str, total: Total, sale: Sale) -> Total:
+    return Total(total.clicks, total.spent + sale.amount, customer)
+
+
+def joined(earlier: Total, later: Total) -> Total:
+    return Total(earlier.clicks + later.clicks, earlier.spent + later.spent, later.last)
+
+
+@cuts
+def test_each_stream_has_a_function_of_its_own(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("sessions", workers=2)
+    clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
+    both = clicks.group_by_key().cogroup(clicked).cogroup(sales.group_by("customer"), sold)
+    both.aggregate(Total, store="totals", returns=Total)
+    visits = both.windowed_by(session("2 seconds", grace="1 minute"))
+    visits.aggregate(Total, store="visits", returns=Total, merger=joined)
+    driver = run(drive, pipeline, cut)
+    assert driver.store("totals") == {
+        "ann": {"clicks": 3, "spent": 12, "last": "late"},
+        "bob": {"clicks": 1, "spent": 9, "last": "bob"},
+    }
+    assert driver.store("visits")["ann", 1_000, 5_000]["spent"] == 12
+
+
+def grouped(pipeline: Pipeline) -> Any:
+    return pipeline.stream("clicks", value=str).group_by_key()
+
+
+WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
+    "nothing to add": (lambda p: grouped(p).cogroup(), r"cogroup at .* needs at least one column, or a function"),
+    "SQL and Python": (
+        lambda p: grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=str).group_by_key(), clicked),
+        r"some streams have SQL, and others a Python function",
+    ),
+    "no initializer": (
+        lambda p: grouped(p).cogroup(clicked).aggregate(store="s"),
+        r"aggregate into 's' at .* needs a function initializer\(\)",
+    ),
+    "a window before cogroup": (
+        lambda p: grouped(p).windowed_by(tumbling("1 s")).cogroup(n="count(*)"),
+        r"the stream has a window. Call windowed_by after cogroup",
+    ),
+    "a number of records": (
+        lambda p: grouped(p).cogroup(n="count(*)").windowed_by(every_records(3)),
+        r"counts the records of one stream",
+    ),
+    "two functions in one column": (
+        lambda p: run_plan(
+            p, grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=int).group_by_key(), n="sum(value)")
+        ),
+        r"the column n is count\(\*\) and sum\(value\), which cannot be added up",
+    ),
+    "an unknown field": (lambda p: grouped(p).cogroup(n="sum(amount)"), r"reads unknown fields: amount"),
+}
+
+
+def run_plan(pipeline: Pipeline, streams: Any) -> None:
+    from sluice.plan import plan
+
+    streams.aggregate(store="s")
+    plan(pipeline)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_mistakes_are_reported(wrong: str) -> None:
+    define, message = WRONG[wrong]
+    with pytest.raises(TopologyError, match=message):
+        define(Pipeline("wrong"))
