@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
@@ -15,16 +14,17 @@ from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
 
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import SluiceError
 from sluice.orchestration.alerts import deadline_alert
+from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder
+from sluice.orchestration.dag_facts import DagFacts, facts_of
 from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
 from sluice.orchestration.retries import OWNER, pipeline_task_defaults
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.plan import Job, plan
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
-from sluice.topology import Broken, Pipeline, drawing, load_pipeline, load_pipelines
+from sluice.topology import Broken, Pipeline, load_pipeline
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 
@@ -73,19 +73,13 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     dag_of_task = _dag_of_task(folder, alerts)
     if dag_of_task is not None:
         return {dag_of_task.dag_id: dag_of_task}
-    loaded = load_pipelines(folder)
+    all_facts, broken = facts_of_folder(folder, settings().home)
     dags: dict[str, DAG] = {}
     watched: dict[str, OverdueTrigger] = {}
-    broken = list(loaded.broken)
-    for pipeline in loaded.pipelines:
-        try:
-            dags[pipeline.name] = pipeline_dag(pipeline, alerts)
-            if pipeline.deadline_ms is not None:
-                topics = sorted(set(plan(pipeline).job.topics))
-                watched[pipeline.name] = OverdueTrigger(pipeline.name, topics, pipeline.deadline_ms)
-        # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
-        except Exception as error:
-            broken.append(Broken(pipeline.file or folder, pipeline.name, _as_ours(error)))
+    for facts in all_facts:
+        dags[facts.name] = _dag(facts, alerts)
+        if facts.deadline_ms is not None:
+            watched[facts.name] = OverdueTrigger(facts.name, [*facts.topics], facts.deadline_ms)
     if watched:
         task_defaults = pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
         dags[NAME] = deadlines_dag(watched, alerts.on_overdue, task_defaults)
@@ -111,14 +105,13 @@ def _note(broken: dict[str, SluiceError]) -> None:
 def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
     """The DAG of this process's task; None if the process runs no task, or if the pipeline cannot be loaded."""
     wanted = get_parsing_context().dag_id
+    if not wanted:
+        return None
     try:
-        return pipeline_dag(load_pipeline(folder, wanted), alerts) if wanted else None
+        facts = cached_facts_of(folder, settings().home, wanted)
+        return pipeline_dag(load_pipeline(folder, wanted), alerts) if facts is None else _dag(facts, alerts)
     except SluiceError:
         return None
-
-
-def _as_ours(error: Exception) -> SluiceError:
-    return error if isinstance(error, SluiceError) else TopologyError(f"{type(error).__name__}: {error}")
 
 
 def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
@@ -145,25 +138,28 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
 
     Has one active run at most.
     """
-    job, deadline = plan(pipeline).job, pipeline.deadline_ms
+    return _dag(facts_of(pipeline), alerts)
+
+
+def _dag(facts: DagFacts, alerts: Alerts) -> DAG:
+    deadline = facts.deadline_ms
     dag = DAG(
-        pipeline.name,
-        schedule=_schedule(pipeline, sorted(set(job.topics))),
-        # A run reads all unread records, so there is nothing to do for times that have passed. A
-        # second run at the same time would only wait for the lease of the first.
+        facts.name,
+        schedule=_schedule(facts),
         catchup=False,
         max_active_runs=1,
-        description=pipeline.doc.partition("\n")[0],
-        doc_md=documentation(pipeline),
+        description=facts.doc.partition("\n")[0],
+        doc_md=f"{facts.doc}\n\n```text\n{facts.text}\n```\n",
         tags={"sluice", "pipeline"},
         params=_parameters(),
         default_args=pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure},
         owner_links=_owner_links(),
-        deadline=None if deadline is None else deadline_alert(pipeline.name, deadline, alerts.on_overdue),
+        deadline=None if deadline is None else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
     SluiceOperator(
-        dag=dag, task_id="main", pipeline=pipeline.name, pool=settings().pool, outlets=assets(pipeline.name, job),
-        topics=sorted(set(job.topics)), databases=job.connections, delta=pipeline.needs_delta,
+        dag=dag, task_id="main", pipeline=facts.name, pool=settings().pool,
+        outlets=[Asset(name) for name in facts.assets], topics=[*facts.topics],
+        databases=[*facts.databases], delta=facts.needs_delta,
     )  # fmt: skip
     return dag
 
@@ -185,26 +181,13 @@ def _parameters() -> dict[str, Param]:
     return parameters
 
 
-def assets(pipeline: str, job: Job) -> list[Asset]:
-    """The assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`.
-
-    A DAG can wait for them.
-    """
-    names = [f"{pipeline}.store.{store}" for store in job.stores]
-    names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
-    sinks = chain.from_iterable(job.written_tables.values())
-    tables = [sink.table.name for sink in sinks if sink.table is not None]
-    names += [f"{pipeline}.table.{table}" for table in dict.fromkeys(tables)]
-    # Airflow accepts only ASCII names.
-    return [Asset(name) for name in names if name.isascii()]
-
-
-def _schedule(pipeline: Pipeline, topics: list[str]) -> Any:
-    if pipeline.schedule == ON_RECORDS:
-        trigger = KafkaEndOffsetTrigger(pipeline.name, topics, min_interval_seconds=pipeline.min_interval_ms / 1_000)
-        name = f"{pipeline.name}.records"
+def _schedule(facts: DagFacts) -> Any:
+    if facts.schedule == ON_RECORDS:
+        seconds = facts.min_interval_ms / 1_000
+        trigger = KafkaEndOffsetTrigger(facts.name, [*facts.topics], min_interval_seconds=seconds)
+        name = f"{facts.name}.records"
         return [Asset(name, watchers=[AssetWatcher(name, trigger)])]
-    return f"@{CONTINUOUS}" if pipeline.schedule == CONTINUOUS else pipeline.schedule
+    return f"@{CONTINUOUS}" if facts.schedule == CONTINUOUS else facts.schedule
 
 
 def _broken_dag(name: str, broken: Broken) -> DAG:
@@ -260,8 +243,3 @@ def _owner_links() -> dict[str, str]:
     """A link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
     base = conf.get("api", "base_url", fallback="") or ""
     return {OWNER: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}
-
-
-def documentation(pipeline: Pipeline) -> str:
-    """Markdown with the file's docstring, and the topology as text."""
-    return f"{pipeline.doc}\n\n```text\n{drawing.text(pipeline)}\n```\n"

@@ -20,13 +20,13 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.run.job_run import JobRun
 from sluice.examples.orders import totals_of_topic
+from sluice.orchestration.cached_facts import facts_of_folder
 from sluice.orchestration.dags import pipeline_dags
 from sluice.orchestration.operator import POINTS, SluiceOperator
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.plan import load_plan
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.topology import load_pipelines
 from sluice.topology.pipeline import RESERVED
 from tests.dags.conftest import ROOT, Connections
 
@@ -149,7 +149,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, (text, _) in BROKEN.items():
         (made / f"{name}.py").write_text(text)
     monkeypatch.setenv("SLUICE_PIPELINES", str(made))
-    monkeypatch.setattr(load_pipelines, "__defaults__", (5.0,))
+    monkeypatch.setattr(facts_of_folder, "__defaults__", (5.0,))
     settings.cache_clear()
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -54,17 +54,36 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
     Each file is first imported in a separate process; this process imports it only if that succeeded within `seconds`.
     """
-    results = import_isolated(pipeline_files(folder), seconds)
-    names = Counter(outcome.name for outcome in results.values() if not outcome.error)
-    loaded = Loaded([], [])
-    for file, outcome in results.items():
+    usable, broken = usable_files(import_isolated(pipeline_files(folder), seconds))
+    loaded = Loaded([], broken)
+    for file in usable:
         try:
-            _require_usable(outcome, results, names)
             loaded.pipelines.append(load_file(file, seconds))
         except SluiceError as error:
-            name = outcome.name or next(iter(declared_names(file)), file.stem)
-            loaded.broken.append(Broken(file, name, error))
+            loaded.broken.append(_broken(file, error))
     return loaded
+
+
+def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Broken]]:
+    """The files whose pipelines can be used, and the others: an error, or a name that another pipeline has, too."""
+    files_of: dict[str, list[Path]] = {}
+    for file, outcome in outcomes.items():
+        if not outcome.error:
+            files_of.setdefault(outcome.name, []).append(file)
+    usable: list[Path] = []
+    broken: list[Broken] = []
+    for file, outcome in outcomes.items():
+        if outcome.error:
+            broken.append(_broken(file, TopologyError(outcome.error, next_step=outcome.next_step)))
+        elif len(files_of[outcome.name]) > 1:
+            broken.append(Broken(file, outcome.name, _same_name(files_of[outcome.name], outcome.name)))
+        else:
+            usable.append(file)
+    return usable, broken
+
+
+def _broken(file: Path, error: SluiceError) -> Broken:
+    return Broken(file, next(iter(declared_names(file)), file.stem), error)
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:
@@ -124,16 +143,6 @@ def _literal_name(call: ast.Call) -> str | None:
     if names and isinstance(names[0], ast.Constant) and isinstance(names[0].value, str):
         return names[0].value
     return None
-
-
-def _require_usable(outcome: Outcome, results: dict[Path, Outcome], names: Counter[str]) -> None:
-    if outcome.error:
-        raise TopologyError(outcome.error, next_step=outcome.next_step)
-    if names[outcome.name] > 1:
-        raise _same_name(
-            [file for file, other in results.items() if other.name == outcome.name],
-            outcome.name,
-        )
 
 
 def _same_name(files: list[Path], name: str) -> TopologyError:

@@ -1,0 +1,117 @@
+"""The facts of all pipelines in a folder, kept in SLUICE_HOME so that Airflow does not import every file every 30 s.
+
+A file is imported again when its content, the content of a module or file that it reads, or an
+environment variable that it reads has changed; with another version of Sluice or Python; and after
+an hour, because a file can depend on what nobody sees, such as the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import sluice
+from sluice.orchestration.dag_facts import DagFacts, FileFacts, facts_text
+from sluice.support.file_modes import make_folder
+from sluice.topology.loading.isolated_imports import Outcome, import_isolated
+from sluice.topology.loading.pipeline_folders import Broken, pipeline_files, usable_files
+from sluice.topology.loading.pipeline_import import LOAD_SECONDS
+from sluice.values.import_inputs import Inputs
+
+_LONGEST_SECONDS = 3_600.0
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """The cached facts of one file."""
+
+    edition: str
+    """The version of Sluice and Python that has found the facts."""
+    found_at: float
+    """Epoch s."""
+    facts: DagFacts
+    inputs: Inputs
+
+
+def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> tuple[list[DagFacts], list[Broken]]:
+    """The facts of every pipeline in `folder`, and the files that cannot be used.
+
+    `home` is the folder with the cache. A file without valid facts there is imported in a separate
+    process, for at most `seconds`.
+    """
+    files = pipeline_files(folder)
+    cached = {file: facts for file in files if (facts := cached_facts(file, home)) is not None}
+    outcomes: dict[Path, Outcome] = {}
+    imported = import_isolated([file for file in files if file not in cached], seconds, facts_text)
+    for file in files:
+        outcome = imported.get(file)
+        if outcome is not None and not outcome.error:
+            found = msgspec.json.decode(outcome.name, type=FileFacts)
+            cached[file] = found.facts
+            _keep(file, home, found)
+        outcomes[file] = outcome if outcome is not None and outcome.error else Outcome(name=cached[file].name)
+    usable, broken = usable_files(outcomes)
+    return [cached[file] for file in usable], broken
+
+
+def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
+    """The facts of the pipeline with this name; None unless exactly one file has them in the cache."""
+    all_facts = [cached_facts(file, home) for file in pipeline_files(folder)]
+    named = [facts for facts in all_facts if facts is not None and facts.name == name]
+    return named[0] if len(named) == 1 else None
+
+
+def cached_facts(file: Path, home: Path) -> DagFacts | None:
+    """The facts of a file's pipeline; None if they must be found again."""
+    try:
+        entry = msgspec.json.decode(_place(file, home).read_bytes(), type=_Entry)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    age = time.time() - entry.found_at
+    # Files of one deployment expire at different times, so that they are not all imported at once.
+    lifetime = _LONGEST_SECONDS * (1 + hash_share(entry.facts.name)) / 2
+    is_valid = entry.edition == _edition() and 0 <= age < lifetime and entry.inputs.are_unchanged
+    return entry.facts if is_valid else None
+
+
+def hash_share(name: str) -> float:
+    """A number from 0 to 1 that depends on a name only."""
+    return hashlib.blake2b(name.encode(), digest_size=2).digest()[0] / 255
+
+
+def _keep(file: Path, home: Path, found: FileFacts) -> None:
+    # Without inputs, the file is imported again the next time. A home that cannot be written to keeps nothing.
+    if found.inputs is None:
+        return
+    place = _place(file, home)
+    entry = _Entry(edition=_edition(), found_at=time.time(), facts=found.facts, inputs=found.inputs)
+    with suppress(OSError):
+        make_folder(place.parent)
+        # Another process may read or write the same entry now. The file has the mode 0600.
+        descriptor, temporary = tempfile.mkstemp(dir=place.parent)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(msgspec.json.encode(entry))
+        Path(temporary).replace(place)
+
+
+def _place(file: Path, home: Path) -> Path:
+    digest = hashlib.blake2b(str(file.absolute()).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    return home / "dags" / f"{digest}.json"
+
+
+@cache
+def _edition() -> str:
+    """Differs between versions of Sluice and Python, and after a change of Sluice's files in a checkout."""
+    digest = hashlib.blake2b(f"{sluice.__version__} {sys.version}".encode(), digest_size=16)
+    package = Path(sluice.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        status = file.stat()
+        digest.update(f"{file} {status.st_mtime_ns} {status.st_size}".encode())
+    return digest.hexdigest()

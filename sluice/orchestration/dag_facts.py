@@ -1,0 +1,83 @@
+"""What a pipeline's DAG needs to know about the pipeline, found in a process that imports its file.
+
+This module imports nothing of Airflow, so that the process starts quickly.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from sluice.errors import SluiceError, TopologyError
+from sluice.plan import Job, plan
+from sluice.topology import Pipeline, drawing
+from sluice.topology.loading.pipeline_import import load_file
+from sluice.values.import_inputs import Inputs, recorded_inputs
+
+
+class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline's DAG, apart from Airflow's settings."""
+
+    name: str
+    doc: str
+    text: str
+    """The topology as text."""
+    schedule: str | None
+    min_interval_ms: int
+    deadline_ms: int | None
+    topics: tuple[str, ...]
+    assets: tuple[str, ...]
+    """The names of the assets that a run updates."""
+    databases: tuple[str, ...]
+    """The connections of the databases whose tables the pipeline writes."""
+    needs_delta: bool
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a file's pipeline, and what the file has read while it was imported."""
+
+    facts: DagFacts
+    inputs: Inputs | None
+    """None if the file must be imported again the next time, because one of its inputs is being changed."""
+
+
+def facts_of(pipeline: Pipeline) -> DagFacts:
+    """The facts of a pipeline. Raises TopologyError if the pipeline cannot be planned."""
+    job = plan(pipeline).job
+    return DagFacts(
+        name=pipeline.name,
+        doc=pipeline.doc,
+        text=drawing.text(pipeline),
+        schedule=pipeline.schedule,
+        min_interval_ms=pipeline.min_interval_ms,
+        deadline_ms=pipeline.deadline_ms,
+        topics=tuple(sorted(set(job.topics))),
+        assets=asset_names(pipeline.name, job),
+        databases=tuple(job.connections),
+        needs_delta=pipeline.needs_delta,
+    )
+
+
+def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
+    """The assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`."""
+    names = [f"{pipeline}.store.{store}" for store in job.stores]
+    names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
+    sinks = chain.from_iterable(job.written_tables.values())
+    tables = [sink.table.name for sink in sinks if sink.table is not None]
+    names += [f"{pipeline}.table.{table}" for table in dict.fromkeys(tables)]
+    return tuple(name for name in names if name.isascii())  # Airflow accepts only ASCII names
+
+
+def facts_text(file: Path, seconds: float) -> str:
+    """Import a file, and return its `FileFacts` as JSON. Must run in a process of its own."""
+    with recorded_inputs() as record:
+        try:
+            facts = facts_of(load_file(file, seconds))
+        except SluiceError:
+            raise
+        # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
+        except Exception as error:
+            raise TopologyError(f"{type(error).__name__}: {error}") from error
+    return msgspec.json.encode(FileFacts(facts=facts, inputs=record())).decode()

@@ -1,0 +1,100 @@
+"""What a file reads while it is imported, so that a later process knows whether it would read the same again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_UNSTABLE = ("/proc/", "/sys/")
+"""What is below these folders differs each time that it is read."""
+_SETTLED_SECONDS = 2.0
+"""A file that was changed this recently may change again within the resolution of its time."""
+
+
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The files and environment variables that an import has read."""
+
+    files: dict[str, str]
+    """Path → the digest of its content; empty if the file was not there."""
+    variables: dict[str, str]
+    """Environment variable → the digest of its value; empty if it was not set."""
+
+    @property
+    def are_unchanged(self) -> bool:
+        """Whether an import would read the same now."""
+        are_same = all(_digest_of_variable(name) == digest for name, digest in self.variables.items())
+        return are_same and all(_digest_of_file(path) == digest for path, digest in self.files.items())
+
+
+@contextmanager
+def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
+    """Record what the block reads. Yields a function that returns its inputs; None if one of them is being changed.
+
+    Python cannot remove the hook that sees opened files, so this is for processes that end soon
+    after.
+    """
+    paths: set[str] = set()
+    variables: set[str] = set()
+    is_recording = True
+
+    def see(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_recording and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            paths.add(str(Path(os.fsdecode(arguments[0])).absolute()))
+
+    class RecordingEnvironment(type(os.environ)):  # type: ignore[misc]
+        def __getitem__(self, name: str) -> str:
+            if is_recording:
+                variables.add(name)
+            return str(super().__getitem__(name))
+
+    begun = time.time()
+    sys.addaudithook(see)
+    os.environ.__class__ = RecordingEnvironment
+
+    def inputs() -> Inputs | None:
+        nonlocal is_recording
+        is_recording = False
+        files: dict[str, str] = {}
+        for path in sorted({_source_of(path) for path in paths if not path.startswith(_UNSTABLE)}):
+            file = Path(path)
+            if file.exists() and not file.is_file():
+                continue  # a device, such as /dev/null
+            if file.exists() and file.stat().st_mtime > begun - _SETTLED_SECONDS:
+                return None
+            files[path] = _digest_of_file(path)
+        return Inputs(files=files, variables={name: _digest_of_variable(name) for name in variables})
+
+    yield inputs
+
+
+def _source_of(path: str) -> str:
+    """The source of a compiled module; any other path as it is."""
+    if path.endswith(".pyc"):
+        with suppress(ValueError):
+            return importlib.util.source_from_cache(path)
+    return path
+
+
+def _digest_of_file(path: str) -> str:
+    try:
+        return _digest(Path(path).read_bytes())
+    except OSError:
+        return ""
+
+
+def _digest_of_variable(name: str) -> str:
+    value = os.environ.get(name)
+    return "" if value is None else _digest(value.encode(errors="surrogateescape"))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
