@@ -100,6 +100,8 @@ def database_url(connection: str) -> str:
     port = f":{database.port}" if database.port else ""
     host = f"[{database.host}]" if ":" in (database.host or "") else database.host or ""
     extras = {name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)}
-    account = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    account = f"{user}@" if user else ""
+    if password:
+        account = f"{user}:{password}@"
     query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
     return f"postgresql://{account}{host}{port}/{quote(database.schema or '', safe='')}{query}"

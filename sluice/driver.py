@@ -64,18 +64,13 @@ def main(arguments: list[str]) -> int:
                 elif CHANGED_ONLY in options:
                     rebuild_changed(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
                 elif actions:
-                    rebuild(
-                        settings(),
-                        spark,
-                        names[0],
-                        actions[0],
-                        span,
-                        from_topics=FROM_TOPICS in options,
-                    )
+                    from_topics = FROM_TOPICS in options
+                    rebuild(settings(), spark, names[0], actions[0], span, from_topics=from_topics)
                 else:
                     run(settings(), spark, names[0])
             finally:
-                wait([warm])  # Spark logs an error if it is stopped while its workers start
+                # Spark logs an error if it is stopped while its workers start.
+                wait([warm])
                 spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
@@ -84,7 +79,8 @@ def main(arguments: list[str]) -> int:
     from sluice.spark_submit import FINISHED
 
     if file := os.environ.get(FINISHED):
-        with suppress(OSError):  # the folder is gone if nobody waits for this driver any more
+        # The folder is gone if nobody waits for this driver any more.
+        with suppress(OSError):
             Path(file).touch()
     return 0
 
@@ -111,7 +107,8 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         spark.add_done_callback(lambda _: note_ready())
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
-        java_settings(configuration.kafka)  # raises its errors before the run reads anything
+        # This raises its errors before the run reads anything.
+        java_settings(configuration.kafka)
         require_brokers(configuration.kafka)
 
         def plan_without(names: Collection[str]) -> Job:
@@ -129,12 +126,8 @@ def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: st
 
     planned = load_plan(configuration.pipelines, name)
     require_brokers(configuration.kafka)
-    print(
-        explain(planned),
-        describe_tasks(spark.result(), planned.job, configuration),
-        sep="\n",
-        flush=True,
-    )
+    tasks = describe_tasks(spark.result(), planned.job, configuration)
+    print(explain(planned), tasks, sep="\n", flush=True)
 
 
 def rebuild(
@@ -188,10 +181,10 @@ def rebuild_changed(
 
 def _option_value(prefix: str, options: Iterable[str]) -> str:
     """The text after `prefix` in the first option that begins with it; empty if no option does."""
-    return next(
-        (option.removeprefix(prefix) for option in options if option.startswith(prefix)),
-        "",
-    )
+    for option in options:
+        if option.startswith(prefix):
+            return option.removeprefix(prefix)
+    return ""
 
 
 if __name__ == "__main__":

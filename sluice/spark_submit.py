@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import chain, filterfalse
 from pathlib import Path
 from threading import Thread
 
@@ -105,13 +106,13 @@ class Submission:
             "--files": self.files,
             "--driver-class-path": self.driver_class_path,
         }
-        return [
-            str(Path(sys.executable).parent / "spark-submit"),
-            *(word for option, value in options.items() if value for word in (option, value)),
-            *(word for name, value in self.conf.items() for word in ("--conf", f"{name}={value}")),
-            self.application,
-            *self.arguments,
-        ]
+        words = [str(Path(sys.executable).parent / "spark-submit")]
+        for option, value in options.items():
+            if value:
+                words += [option, value]
+        for name, value in self.conf.items():
+            words += ["--conf", f"{name}={value}"]
+        return [*words, self.application, *self.arguments]
 
     def for_backlog(self, records: int) -> Submission:
         """The same command, with the JVM's optimizing compiler too if the run has many records to read."""
@@ -150,11 +151,13 @@ class Submission:
                             sys.stderr.write(line)
                     process.wait()
                 except Interrupted:
-                    from sluice.support import processes  # takes 15 ms to import
+                    # Imported only here, because the import takes 15 ms.
+                    from sluice.support import processes
 
+                    # Listed now, because children of a process that has ended have no parent to be found by.
                     started = processes.with_descendants(process.pid)
                     processes.end(
-                        lambda: [each for each in started if not processes.has_ended(each)],
+                        lambda: [*filterfalse(processes.has_ended, started)],
                         patience_s,
                     )
                     raise
@@ -192,10 +195,12 @@ def _interruptible() -> Iterator[Callable[[], None]]:
             signal.signal(signal.SIGINT, receive)
         has_begun = True
         if received:
+            # The signal came while the command started, when its process was not known yet.
             raise Interrupted(received[0])
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]  # nohup ignores SIGHUP
+    # nohup ignores SIGHUP, so that the command goes on without a terminal.
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
         for number in handled:
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else receive)
@@ -222,8 +227,8 @@ def submission(
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
         raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
-    folders = [settings.jars, *([settings.delta_jars] if delta else [])]
-    jars = [jar for folder in folders for jar in jars_in(folder)]
+    folders = [settings.jars, settings.delta_jars] if delta else [settings.jars]
+    jars = list(chain.from_iterable(map(jars_in, folders)))
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -244,7 +249,8 @@ def submission(
             finished=folder / "finished",
         )
         if is_local(master):
-            variables["SPARK_LOCAL_IP"] = LOOPBACK  # binds the driver's ports to this machine only
+            # Binds the driver's ports to this machine only.
+            variables["SPARK_LOCAL_IP"] = LOOPBACK
             yield submitted
         else:
             variables["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable

@@ -82,14 +82,11 @@ class PipedRun:
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
-            from sluice.engine.publish.target_tables import (
-                declared_columns,
-            )  # imports the clients of databases
+            # Only here, because the module imports the clients of databases.
+            from sluice.engine.publish.target_tables import declared_columns
 
-            table_sinks[destination] = TablesInMemory(
-                self.output,
-                {sink.topic: declared_columns(sink) for sink in sinks},
-            )
+            columns = {sink.topic: declared_columns(sink) for sink in sinks}
+            table_sinks[destination] = TablesInMemory(self.output, columns)
         self._publisher = Publisher(
             storage=self.storage,
             types=types,
@@ -135,7 +132,9 @@ class PipedRun:
         """Publish a batch, and count what happened to its records."""
         self._publisher.publish(state_rows, batch)
         self.batch = batch
-        self.counts.update({name: count for name, count in self._publisher.counts.items() if name != ROWS})
+        for name, count in self._publisher.counts.items():
+            if name != ROWS:
+                self.counts[name] += count
 
     def stop(self) -> None:
         """Close the ledger."""

@@ -52,7 +52,8 @@ class PipedInput:
             memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
             strings = self._class("org.apache.spark.sql.Encoders").STRING()
             self._stream = memory.apply(strings, self._spark._jsparkSession)
-        frame = DataFrame(self._stream.toDF(), self._spark).selectExpr(f"from_json(value, '{_RECORD}') AS r")
+        frame = DataFrame(self._stream.toDF(), self._spark)
+        frame = frame.selectExpr(f"from_json(value, '{_RECORD}') AS r")
         names = ", ".join(f"'{topic}'" for topic in topics)
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
@@ -68,7 +69,8 @@ class PipedInput:
         batch = self._class("java.util.ArrayList")()
         for record in records:
             batch.add(record)
-        self._stream.addData(self._class("scala.jdk.javaapi.CollectionConverters").asScala(batch).toSeq())
+        converters = self._class("scala.jdk.javaapi.CollectionConverters")
+        self._stream.addData(converters.asScala(batch).toSeq())
 
     def _class(self, name: str) -> Any:
         """A class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
@@ -110,10 +112,12 @@ class SparkRun(PipedRun):
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(RowsOnSpark(state_rows), batch)
-        write_start(
-            self._start,
-            self.plan(batch + 1),
-        )  # to evict its own state, Spark runs a batch without records
+        # To evict its own state, Spark runs a batch without records, which needs a start, too.
+        write_start(self._start, self.plan(batch + 1))
+
+
+_ERROR_LINE = re.compile(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)")
+"""The last line of a traceback: the name of the error, and its message."""
 
 
 def _root(error: StreamingQueryException) -> EngineError:
@@ -121,6 +125,6 @@ def _root(error: StreamingQueryException) -> EngineError:
     lines = str(error).splitlines()
     python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[python[-1] if python else 0 :]:
-        if (match := re.match(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.+)", line)) is not None:
+        if (match := _ERROR_LINE.match(line)) is not None:
             return EngineError(match[1] if line.startswith("sluice.") else line)
     return EngineError(lines[0])

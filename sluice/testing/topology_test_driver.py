@@ -237,7 +237,8 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
     errors: Counter[tuple[str, ...]] = Counter()
     for dead_letter in dead_letters:
         headers = _headers(dead_letter)
-        errors[tuple(headers.get(f"sluice.{name}", "") for name in ("reason", "step", "at", "detail"))] += 1
+        names = ("reason", "step", "at", "detail")
+        errors[tuple(headers.get(f"sluice.{name}", "") for name in names)] += 1
     for (reason, step, at, detail), count in errors.items():
         where = {"step": step, "at": at} if step else {}
         log.warning("dead letters", count=count, reason=reason, **where, error=detail)
@@ -245,13 +246,8 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
     pairs = _header_pairs(record)
-    return Output(
-        _text(record["key"]),
-        decode(record["value"]),
-        record.get("timestamp"),
-        dict(pairs),
-        pairs,
-    )
+    value = decode(record["value"])
+    return Output(_text(record["key"]), value, record.get("timestamp"), dict(pairs), pairs)
 
 
 def _headers(record: dict[str, Any]) -> dict[str, Any]:
@@ -281,6 +277,7 @@ def _text(value: str | bytes | None) -> str | bytes | None:
 
 
 def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+    # Every shard holds a whole copy of a global table.
     for location in locations[:1] if store.kind == "global" else locations:
         with open_shard(location) as shard:
             for row in shard.scan(store.group_id, batch, limit=1_000_000):
@@ -302,7 +299,7 @@ def shared_session() -> SparkSession:
     if active is not None:
         return active
     if not structlog.is_configured():
-        # Do not log every batch, unless the tests have configured logging.
+        # Logs no batches, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
     jars = sorted(folder.glob("*.jar"))
