@@ -52,10 +52,12 @@ def main(arguments: list[str]) -> int:
             with importing():
                 from sluice.engine.session import context, session, start_workers
 
-                # PySpark imports this module, and pandas with it, when it first calls the JVM. At that moment, other
-                # imports are running, so the import would take twice as long while the JVM waits for it.
+                # PySpark imports this module, and pandas with it, when it first calls the JVM.
+                # At that moment, other imports are running, so the import would take twice as
+                # long while the JVM waits for it.
                 importlib.import_module("pyspark.testing.utils")
-            # Starting the session and the first Python worker takes seconds. Meanwhile, this thread imports and plans.
+            # Starting the session and the first Python worker takes seconds.
+            # Meanwhile, this thread imports and plans.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
             try:

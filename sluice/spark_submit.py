@@ -56,7 +56,8 @@ DELTA_CONF = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A table's log is read in two tasks rather than 50, which take seconds on two cores.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # The rows of a MERGE come from the driver. They are the same each time Spark reads them, so no copy is stored.
+    # The rows of a MERGE come from the driver. They are the same each time Spark
+    # reads them, so no copy is stored.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 """Spark settings for a session that writes Delta tables."""
@@ -154,7 +155,8 @@ class Submission:
                     # Imported only here, because the import takes 15 ms.
                     from sluice.support import processes
 
-                    # Listed now, because children of a process that has ended have no parent to be found by.
+                    # Listed now, because children of a process that has ended
+                    # have no parent to be found by.
                     started = processes.with_descendants(process.pid)
                     processes.end(
                         lambda: [*filterfalse(processes.has_ended, started)],
@@ -286,8 +288,9 @@ def package_archive(folder: Path) -> Path:
 
 def executor_environment(settings: Settings) -> dict[str, str]:
     """The Spark settings for the environment of executors, without secrets: tasks carry the settings that they use."""
-    # Spark copies the archive to each executor's working directory, and starts Python's daemon there. Python searches
-    # PYTHONPATH first, so another version of Sluice that is installed on an executor's host is not used.
+    # Spark copies the archive to each executor's working directory, and starts Python's daemon
+    # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
+    # on an executor's host is not used.
     variables = {"PYTHONPATH": CODE}
     if settings.server_ca is not None:
         variables["SLUICE_SERVER_CA"] = str(settings.server_ca)

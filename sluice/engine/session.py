@@ -23,42 +23,48 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.worker_daemon",
-    # Spark SQL sets this variable for the workers of queries. The workers that `start_workers` starts must have the
-    # same environment, or else the queries would start another daemon.
+    # Spark SQL sets this variable for the workers of queries. The workers that `start_workers`
+    # starts must have the same environment, or else the queries would start another daemon.
     "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # If a function crashes Python, Spark's error contains the function's traceback.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    # No limit: with one, Spark computes the batch's size after every row, which takes longer than writing the row.
+    # No limit: with one, Spark computes the batch's size after every row, which
+    # takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Otherwise each session initializes the functions of Spark's ML library, which takes a second of CPU time, because
-    # its jar registers them as an extension. Extensions in `spark.sql.extensions` are used in either case.
+    # Otherwise each session initializes the functions of Spark's ML library, which takes a second
+    # of CPU time, because its jar registers them as an extension. Extensions in
+    # `spark.sql.extensions` are used in either case.
     "spark.sql.extensions.test.loadFromCp": "false",
-    # Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for its page, tens of MB.
+    # Spark keeps the plans and metrics of the newest 1,000 queries, stages
+    # and jobs for its page, tens of MB.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # A query's Kafka consumers, and the records that they have read ahead, are of no use to the next query, but Spark
-    # would keep them for five minutes: all records of five minutes if a run lingers.
+    # A query's Kafka consumers, and the records that they have read ahead, are of no
+    # use to the next query, but Spark would keep them for five minutes: all records
+    # of five minutes if a run lingers.
     "spark.kafka.consumer.cache.timeout": "1s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
-    # The files of a query's shuffles are deleted when the JVM has collected the query as garbage. Spark asks for a full
-    # collection, by default every 30 minutes; until then, a run that lingers may need none.
+    # The files of a query's shuffles are deleted when the JVM has collected the query as
+    # garbage. Spark asks for a full collection, by default every 30 minutes; until then,
+    # a run that lingers may need none.
     "spark.cleaner.periodicGC.interval": "5min",
-    # By default, each query starts more threads in these pools, up to 1,024. A thread ends after an idle minute.
+    # By default, each query starts more threads in these pools, up to 1,024. A
+    # thread ends after an idle minute.
     "spark.sql.shuffleExchange.maxThreadThreshold": "32",
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
-    # Spark hides the values of settings that match: by default secrets, and here also the settings with which its Kafka
-    # reader gets the log-in, the client's key and the certificates.
+    # Spark hides the values of settings that match: by default secrets, and here also the settings
+    # with which its Kafka reader gets the log-in, the client's key and the certificates.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
-    # The checkpoint is in local files. By default, Spark starts the program `readlink` four times to rename a file, 24
-    # times per batch.
+    # The checkpoint is in local files. By default, Spark starts the program `readlink` four times
+    # to rename a file, 24 times per batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -94,7 +100,8 @@ def context(settings: Settings, name: str) -> SparkContext:
     """
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # In a process that spark-submit has not started, PySpark starts Java, and says little if there is none.
+    # In a process that spark-submit has not started, PySpark starts Java,
+    # and says little if there is none.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
     with _settings_errors():

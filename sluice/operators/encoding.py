@@ -157,7 +157,8 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a large integer or a Decimal can be inexact. JSON with Decimals as text is longer, by their quotation marks.
+    # Only a large integer or a Decimal can be inexact. JSON with Decimals as text is
+    # longer, by their quotation marks.
     has_large_integer = len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data) is not None
     if has_large_integer or (type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)):
         refuse_inexact_numbers(data)
@@ -167,7 +168,8 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 def _require_names(value: Any) -> None:
     """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON: one would be lost."""
     if isinstance(value, dict):
-        # Names of JSON are texts. Texts that differ stay different, so only other keys are compared.
+        # Names of JSON are texts. Texts that differ stay different,
+        # so only other keys are compared.
         has_other_keys = not all(type(key) is str for key in value)
         if has_other_keys and len(msgspec.json.decode(_encode_json(value))) < len(value):
             keys = shortened(str([*value]))

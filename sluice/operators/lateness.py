@@ -31,7 +31,8 @@ class WindowLateness:
 
     def __init__(self, window: AnyWindow) -> None:
         self.open_ms = window.open_ms
-        # Sliding windows and sessions include their end, and Kafka Streams accepts records for one millisecond longer.
+        # Sliding windows and sessions include their end, and Kafka Streams accepts
+        # records for one millisecond longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self._late_after_ms = window.open_ms + 1 if includes_end else window.open_ms
 

@@ -149,7 +149,8 @@ class Suppress:
         window = row.window or NO_WINDOW
         waiting = state.get(window)
         if waiting is None:
-            # The time limit starts with the first update that is held back; later updates do not prolong it.
+            # The time limit starts with the first update that is held back;
+            # later updates do not prolong it.
             since = row.window[1] if self.until_close and row.window else row.time
             state[window] = waiting = Waiting(since, None, row.time)
         waiting.value = row.value

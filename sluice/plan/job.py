@@ -210,7 +210,8 @@ class Job:
 
     def step_named(self, name: str) -> Step | None:
         """The step with this name in counts."""
-        # A store can have the name of a topic. Operators are counted under the names of their stores.
+        # A store can have the name of a topic. Operators are counted
+        # under the names of their stores.
         steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
         return next((step for step in steps if step.name == name), None)
 

@@ -139,7 +139,8 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """The column of a field."""
-        # Sources decode only the fields that are read, and operators parse their results only if they are read.
+        # Sources decode only the fields that are read, and operators parse
+        # their results only if they are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)
@@ -383,7 +384,8 @@ class JobColumns:
 
         A failure is reported with the value of the scope `reported_with`.
         """
-        # A node can have several edges with the same expressions, which are computed and reported once.
+        # A node can have several edges with the same expressions,
+        # which are computed and reported once.
         for other in self._fallible:
             if replace(expression, name=other.name) == other:
                 expression = other
@@ -420,7 +422,8 @@ def _is_first_row(explosion: int) -> str:
 
 def column_name(prefix: str, field_name: str) -> str:
     """The name of the job's column for a field, which needs no quotes in SQL."""
-    # An underscore that looks like the start of an escape is escaped, too, so that two fields never share a column.
+    # An underscore that looks like the start of an escape is escaped, too, so
+    # that two fields never share a column.
     to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"
     escaped = re.sub(to_escape, lambda sign: f"_x{ord(sign[0]):x}_", field_name)
     return f"{prefix}_{escaped}"

@@ -121,8 +121,9 @@ def _waiting_time(node: nodes.Suppress) -> int:
     if window is None or node.until == "time_limit":
         return node.limit_ms
     lateness = WindowLateness(window)
-    # In Kafka Streams, suppress sends a sliding window or a session in the last millisecond in which a record can still
-    # change the result; emitting on window close waits for the next millisecond.
+    # In Kafka Streams, suppress sends a sliding window or a session in the last
+    # millisecond in which a record can still change the result; emitting on window
+    # close waits for the next millisecond.
     return lateness.late_at(0) if node.until == "window_final" else lateness.closes_at(0)
 
 
@@ -174,7 +175,8 @@ def requires_value(node: nodes.Node) -> bool:
     """Whether the node drops records without a value."""
     match node:
         case nodes.Join():
-            # In Kafka Streams, a stream's join drops null values; in a join of tables, null values are deletions.
+            # In Kafka Streams, a stream's join drops null values; in a join of
+            # tables, null values are deletions.
             return not nodes.is_table(node)
         case nodes.Aggregate(parent=parent, window=window):
             # Kafka Streams drops null values in aggregates without windows and in sliding windows,

@@ -95,7 +95,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
 def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
     """Why an aggregate is an operator; empty if it is combinable."""
     window = node.window
-    # The texts are shown by `sluice explain`, and each is a reason why the order of records matters.
+    # The texts are shown by `sluice explain`, and each is a reason
+    # why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
     if isinstance(node, nodes.Cogroup):

@@ -42,7 +42,8 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     if only:
         streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
-        # Spark cannot read global tables alone, so a part that has no other source gets the first stream.
+        # Spark cannot read global tables alone, so a part that has no
+        # other source gets the first stream.
         pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
     return Plan(planned, _job(pipeline, planned))
 
@@ -81,14 +82,16 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     outputs = Outputs.of(pipeline, aggregates)
     scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
 
-    # Cut the topology into stages: each operator comes in a stage after its inputs, and later steps follow it.
+    # Cut the topology into stages: each operator comes in a stage after its
+    # inputs, and later steps follow it.
     stages = StagePlanner(scopes, late_sinks)
     stages.add_operators()
     for sink in outputs.of_operators:
         stages.add_sink(sink)
 
-    # Add the columns of all other steps before the conditions of groups and outputs: if a step turns a record into
-    # several rows, groups and outputs that do not follow this step must read only one of the rows.
+    # Add the columns of all other steps before the conditions of groups and outputs: if a
+    # step turns a record into several rows, groups and outputs that do not follow this
+    # step must read only one of the rows.
     for node in [*(sink.parent for sink in outputs.of_records), *outputs.peeks_at_records]:
         scopes.after(node)
     for peek in outputs.peeks_at_results:

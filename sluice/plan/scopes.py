@@ -202,7 +202,8 @@ class Scopes:
         )
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
-        # A chained suppress step sends results that have been computed once before. Failures were reported then.
+        # A chained suppress step sends results that have been computed once
+        # before. Failures were reported then.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -285,7 +286,8 @@ class Scopes:
                 columns[name] = column_name(f"n{node.number}", name)
                 column = Column(columns[name], value_if(condition, sql), node.number, field=name)
                 self.columns.add(scope.stage, scope.depth + 1, column)
-        # Mapping turns a stream's null value into an object; in a table, a null value remains a deletion.
+        # Mapping turns a stream's null value into an object; in a table,
+        # a null value remains a deletion.
         is_null = scope.is_null if nodes.is_table(node) else "false"
         return replace(
             scope,
@@ -382,9 +384,11 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """The scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # If an earlier step turned a record into several rows, streams that do not follow that step take only one row.
+        # If an earlier step turned a record into several rows, streams that do not
+        # follow that step take only one row.
         depth = self.columns.next_layer(first.stage)
-        # As in Kafka Streams, the child that was declared first is processed first, with all steps that follow it.
+        # As in Kafka Streams, the child that was declared first is processed
+        # first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
         numbers = [value_if(condition, str(side)) for side, condition in conditions.items()]

@@ -270,7 +270,8 @@ class StagePlanner:
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
         """The scope with the path of the rows that go into a side of a node."""
         if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
-            # The join reads the table's store, which is updated before any step after the table gets the change.
+            # The join reads the table's store, which is updated before any step
+            # after the table gets the change.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
         if parent is node:
@@ -280,10 +281,12 @@ class StagePlanner:
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
-        # Operators send a table's old value as a row of its own, which only some of the next steps take.
+        # Operators send a table's old value as a row of its own, which
+        # only some of the next steps take.
         if edge.stage and not edge.has_old_values:
             passed += " AND NOT old"
-        # There is nothing to subtract for a row that did not exist, and nothing to add for a deleted row.
+        # There is nothing to subtract for a row that did not exist, and
+        # nothing to add for a deleted row.
         if edge.has_arguments and edge.has_old_values:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)

@@ -46,7 +46,8 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Whole numbers as decimals."""
-    # Arrow casts a whole number only to a decimal with room for 19 digits, so cast it to a wide decimal first.
+    # Arrow casts a whole number only to a decimal with room for 19 digits,
+    # so cast it to a wide decimal first.
     return values.cast(pa.decimal128(38 - wanted.scale, 0)).cast(pa.decimal128(38, wanted.scale)).cast(wanted)
 
 
@@ -405,7 +406,8 @@ def _days(text: str) -> int:
         raise ValueError
     sign, year, month, day = match.groups()
     whole = int(year) * (-1 if sign == "-" else 1)
-    # The calendar repeats every 400 years, which have 146,097 days. `date` supports only the years from 1 to 9999.
+    # The calendar repeats every 400 years, which have 146,097 days. `date`
+    # supports only the years from 1 to 9999.
     eras, of_era = divmod(whole, 400)
     return date(of_era + 400, int(month or 1), int(day or 1)).toordinal() - _EPOCH + (eras - 1) * 146_097
 

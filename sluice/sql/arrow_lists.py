@@ -13,7 +13,8 @@ from sluice.sql.arrow_values import Mask, Result, Value, array_of, mask_of, vali
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
     """For each row, a list of the values that the arrays have in this row."""
-    # Arrow stores the elements of all lists one after the other: the first values of all arrays, then the second ones.
+    # Arrow stores the elements of all lists one after the other: the first values of
+    # all arrays, then the second ones.
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -41,7 +42,8 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     exists = is_known & (places >= 0) & (places < lengths) & ~is_zero
     failed = is_zero if tries else is_known & ~exists
     starts = np.cumsum(lengths) - lengths
-    # The elements of all lists are one array, in which a list begins at the sum of the lengths of all earlier lists.
+    # The elements of all lists are one array, in which a list begins at the sum of
+    # the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
     return Result(values, failed if failed.any() else None)
 

@@ -78,7 +78,8 @@ class _Naming:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Spark also names a field after the field read from a struct. Spark's optimizer removes the extra struct.
+        # Spark also names a field after the field read from a struct. Spark's
+        # optimizer removes the extra struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 

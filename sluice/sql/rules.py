@@ -194,7 +194,8 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     different = {kind for kind in kinds if kind != VOID}
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
-    # sqlglot has levels of precedence among comparisons and Spark has none, so they group a chain differently.
+    # sqlglot has levels of precedence among comparisons and Spark has none,
+    # so they group a chain differently.
     is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in _arguments_of(node))
     # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
     is_in_doubles = isinstance(node, exp.In) and kind == "DOUBLE"

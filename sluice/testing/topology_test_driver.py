@@ -92,7 +92,8 @@ class TopologyTestDriver:
         self.pipeline = pipeline
         self.home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
-        # Clean up at exit even if the pipeline is rejected below, or a task still writes after its query has stopped.
+        # Clean up at exit even if the pipeline is rejected below, or a task still
+        # writes after its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
         ledger, shards = (database, database) if database else temporary_databases(self.home)
         where = {"SLUICE_HOME": str(self.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
@@ -262,7 +263,8 @@ def _value(value: str | bytes | None) -> Any:
     if value is None:
         return None
     try:
-        # Python can decode fewer levels if its call stack is already deep, so nesting is limited explicitly.
+        # Python can decode fewer levels if its call stack is already deep,
+        # so nesting is limited explicitly.
         refuse_nesting(value.encode() if isinstance(value, str) else value)
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, ValueError):
@@ -304,14 +306,16 @@ def shared_session() -> SparkSession:
     folder = settings().jars
     jars = sorted(folder.glob("*.jar"))
     of_delta = sorted(settings().delta_jars.glob("*.jar"))
-    # Without this size of metaspace, a full collection follows every few thousand classes that are loaded.
-    # With the fast compiler's small cache, the JVM removes code that it compiles again soon after.
+    # Without this size of metaspace, a full collection follows every few thousand
+    # classes that are loaded. With the fast compiler's small cache, the JVM removes code
+    # that it compiles again soon after.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
     if jars and (archive := archive_file(folder.parent, jars)).is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
         "spark.master": "local[2]",
-        # The jars are on the class path, as in a run, because the archive can only hold classes from the class path.
+        # The jars are on the class path, as in a run, because the archive can only
+        # hold classes from the class path.
         "spark.driver.extraClassPath": f"{folder}/*",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -149,7 +149,8 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     for source in sources:
         if source.kind == "stream":
             next_row = put(source, 0, next_row)
-    # Place tables that have steps first: other tables are placed relative to the joins that look them up.
+    # Place tables that have steps first: other tables are placed
+    # relative to the joins that look them up.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
         joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:]]

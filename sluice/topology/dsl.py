@@ -285,7 +285,8 @@ class Handle(Generic[V]):
         if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
             columns = ", ".join([*identity, *self.fields])
             raise TopologyError(f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.")
-        # A field is compared with the record's key as text, so each value of the field must have exactly one text.
+        # A field is compared with the record's key as text, so each value of the
+        # field must have exactly one text.
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")
         if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
             raise TopologyError(
@@ -425,7 +426,8 @@ class Stream(Handle[V]):
         self._refuse_reserved_names("select", columns)
         if key is None:
             return self._select(columns, types, on_error)
-        # The new key starts as a field of the new value, because both expressions read the old record.
+        # The new key starts as a field of the new value, because both
+        # expressions read the old record.
         name = "new_key"
         # The author may have a column with this name.
         while name in columns:
@@ -782,7 +784,8 @@ class Stream(Handle[V]):
         streams = (self.node, *[other.node for other in others])
         require_same_windows(where, streams)
         node = self.pipeline.add(nodes.Merge, streams=streams)
-        # A function declares one type of values; values of several contracts are passed as plain data.
+        # A function declares one type of values; values of several
+        # contracts are passed as plain data.
         same = all(other.contract is self.contract for other in others)
         return self._next(node, self.shape, self.contract if same else None)
 
@@ -881,7 +884,8 @@ class Stream(Handle[V]):
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
-        # A stream joins the table's row at the record's time, and a change of the table emits nothing.
+        # A stream joins the table's row at the record's time, and a
+        # change of the table emits nothing.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'."
@@ -1352,7 +1356,8 @@ class Table(Handle[V]):
             on=on,
             on_error=on_error,
         )
-        # The join stores a row's old and new value under different foreign keys, so it cannot know the old result.
+        # The join stores a row's old and new value under different foreign keys,
+        # so it cannot know the old result.
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, _joined_shape(self, other))

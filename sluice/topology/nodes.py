@@ -397,7 +397,8 @@ def is_table(node: Node) -> bool:
         case Aggregate() | Suppress() | ToTable():
             return True
         case Join(kind=kind):
-            # In Kafka Streams, a stream that joins a table stays a stream; only a join of two tables is a table.
+            # In Kafka Streams, a stream that joins a table stays a stream; only
+            # a join of two tables is a table.
             return kind in ("table-table", "foreign-key", "lookup")
         case Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
             return is_table(parent)

@@ -123,7 +123,8 @@ class CalendarWindow:
 
     def exists(self, number: int) -> bool:
         """Whether the clocks do not skip the period."""
-        # In a zone that changes its side of the date line, such as Samoa in 2011, the clocks skip a whole day.
+        # In a zone that changes its side of the date line, such as Samoa in
+        # 2011, the clocks skip a whole day.
         return self.start_of(number) < self.start_of(number + 1)
 
     @cached_property
@@ -137,8 +138,8 @@ class CalendarWindow:
         else:
             local = self._first + number * self.period.ms
         clock = _EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))
-        # For a time that the clocks skip, Python takes the distance from UTC before the change; for a time that comes
-        # twice, that of the first time.
+        # For a time that the clocks skip, Python takes the distance from UTC before the change; for
+        # a time that comes twice, that of the first time.
         return local - _in_ms(clock.replace(tzinfo=_zone(self.zone)).utcoffset())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
             return _decimal(digits["precision"], digits["scale"], where)
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
-        # Every field can be null in SQL, so `X | None` has the type of X. SQL has no unions of other types.
+        # Every field can be null in SQL, so `X | None` has the type of X.
+        # SQL has no unions of other types.
         present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(present) == 1:
             return _sql_type(present[0], where)

@@ -48,7 +48,8 @@ def refuse_long_strings(text: bytes) -> None:
 def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
     """Begin and end of each part between quotation marks that is longer than a name may be."""
     begin = 0
-    # Start at the farthest place where a short part could end and search backwards, so that few bytes are read.
+    # Start at the farthest place where a short part could end and search
+    # backwards, so that few bytes are read.
     while len(text) - begin > LONGEST_NAME:
         quote = text.rfind(b'"', begin, begin + LONGEST_NAME + 1)
         if quote < 0:

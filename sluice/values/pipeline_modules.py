@@ -93,7 +93,8 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     # Tracebacks and fingerprints would otherwise show the lines of the earlier text.
     linecache.checkcache(str(file))
     try:
-        # Python's cache of compiled files would take a text of the same size and second for the same text.
+        # Python's cache of compiled files would take a text of the same
+        # size and second for the same text.
         exec(compile(text, file, "exec"), vars(module))
     except DriverStarts:
         pass

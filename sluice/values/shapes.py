@@ -38,6 +38,7 @@ class Shape:
             return value_of_json(text, self.kind)
         if not self.kind:
             return f"parse_json({text})"
-        # Spark parses only objects as values of a declared type, so the text is wrapped in an object.
+        # Spark parses only objects as values of a declared type, so
+        # the text is wrapped in an object.
         wrapped = f"concat('{{\"v\":', {text}, '}}')"
         return f"{value_of_json(wrapped, struct_type({'v': self.kind}))}.v"

@@ -86,7 +86,8 @@ class PartitionResults:
         if outcome.records is None:
             self._count_outcomes(best)
             return
-        # A step such as flat_map turns a record into several rows, which follow each other and may be in two batches.
+        # A step such as flat_map turns a record into several rows, which follow each
+        # other and may be in two batches.
         first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
@@ -213,7 +214,8 @@ class RecordSinks:
                 chosen = batch.filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
-                # Appended rows have no key. Their positions tell whether a repeated batch has written them.
+                # Appended rows have no key. Their positions tell whether a
+                # repeated batch has written them.
                 if sink.appends:
                     columns |= results.row_places(sink, chosen, self.topics)
                 records = pa.table(columns)

@@ -81,7 +81,8 @@ class Storage:
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
-                    # If a batch is planned, a run that was interrupted before its first snapshot has written the rows.
+                    # If a batch is planned, a run that was interrupted before its first
+                    # snapshot has written the rows.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
                     # From here on, the shard refuses writes of earlier holders of the lease.

@@ -68,7 +68,8 @@ class StreamTimes:
         )
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
-        # A task of Kafka Streams has the partitions with one number of all topics of an operator, and one stream time.
+        # A task of Kafka Streams has the partitions with one number of all topics of
+        # an operator, and one stream time.
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:

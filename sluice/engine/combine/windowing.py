@@ -115,7 +115,8 @@ class Windowing:
         outcome.dropped["null_key"] |= without_key
         _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            # Without windows, Kafka Streams drops records without a value; with windows, it counts them.
+            # Without windows, Kafka Streams drops records without a
+            # value; with windows, it counts them.
             counted = has_key & ~boolean_mask(batch.column(group.null)) if group.null else has_key
             without_value = has_key & ~counted
             outcome.dropped["null_value"] |= without_value

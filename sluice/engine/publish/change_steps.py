@@ -103,7 +103,8 @@ class ChangeSteps:
             plain = {column.name: column.sql for column in layer if isinstance(column, Column)}
             if fallible:
                 frame = with_columns(frame, (), fallible)
-            # A step replaces the column with the value, so the frame never has two columns of this name.
+            # A step replaces the column with the value, so the frame
+            # never has two columns of this name.
             others = [name for name in frame.columns if name not in plain]
             replaced = [f"{sql} AS {name}" for name, sql in plain.items()]
             frame = frame.selectExpr(*others, *replaced)

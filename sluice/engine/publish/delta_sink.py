@@ -151,7 +151,8 @@ class DeltaSink:
                 self._create()
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
-            # The version is negative until this pipeline has written the table. The last metadata names the batch.
+            # The version is negative until this pipeline has written the table.
+            # The last metadata names the batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -163,7 +164,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # This commit fences off earlier writers: their next version is below it, and Delta Lake skips or rejects it.
+        # This commit fences off earlier writers: their next version is below it,
+        # and Delta Lake skips or rejects it.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
@@ -224,7 +226,8 @@ class DeltaSink:
                     f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
-            # Delta Lake skips a commit without an error if the version is too low, so `failure` may be None.
+            # Delta Lake skips a commit without an error if the version is
+            # too low, so `failure` may be None.
             is_conflict = any(conflict in str(failure) for conflict in _CONFLICTS)
             if attempt == _ATTEMPTS or not is_conflict:
                 raise EngineError(
@@ -240,7 +243,8 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
-        # Rows without a key are appended, which is faster, except after a rebuild: some may be in the table already.
+        # Rows without a key are appended, which is faster, except after a rebuild:
+        # some may be in the table already.
         may_replace = self.target.table.key is not None or self.state.may_repeat
         if rows is not None and rows.count and may_replace:
             self._merge(rows, columns, identity)
@@ -258,7 +262,8 @@ class DeltaSink:
             *((*row, False) for row in rows.written),
             *((*row, *missing, True) for row in rows.deleted),
         ]
-        # With bounds, Delta Lake skips each file whose statistics show that all its keys or positions are outside.
+        # With bounds, Delta Lake skips each file whose statistics show that all
+        # its keys or positions are outside.
         bounded = "_offset" if self.target.table.key is None else identity[0]
         values = [row[names.index(bounded)] for row in source]
         conditions = [_equal(name) for name in identity]

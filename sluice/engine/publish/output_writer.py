@@ -110,7 +110,8 @@ class OutputWriter:
         # The dead letters come last, because encoding the other records can make dead letters.
         records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
         written: dict[str, int] = {}
-        # Tables are written before the topics: the marker in the transaction says that the tables have the batch.
+        # Tables are written before the topics: the marker in the transaction
+        # says that the tables have the batch.
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
@@ -135,7 +136,8 @@ class OutputWriter:
 
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
         """The late records of groups, which are written as they were read, so without encoding."""
-        # Several groups may send their late records to one topic, whose records were collected together.
+        # Several groups may send their late records to one topic, whose
+        # records were collected together.
         late_sinks: dict[str, Sink] = {}
         for group in self.job.groups:
             if group.late is not None:

@@ -170,23 +170,25 @@ class Publisher:
         """Write the shards, then the output, then the snapshot in the ledger."""
         assert batch == self._plan.number
         phases = self._begin_phases()
-        # A driver that has lost its lease stops early. Shards, Kafka and the ledger would refuse its writes anyway.
+        # A driver that has lost its lease stops early. Shards, Kafka and the
+        # ledger would refuse its writes anyway.
         self.lease.check()
         collected, rows = self._write_shards(state_rows)
         phases.end("state")
-        # If the run ends after this line, the shards have a batch that the ledger lacks. The next run repeats the batch
-        # with the same plan, which replaces the batch's rows.
+        # If the run ends after this line, the shards have a batch that the ledger lacks. The next
+        # run repeats the batch with the same plan, which replaces the batch's rows.
         result = self._settle(state_rows, collected, rows)
         self.counts = result.counts
         if result.is_empty and not self._plan.ends:
             return
         dead_letters = self._dead_letters(result)
-        # A batch without records may still end at later offsets, after aborted transactions or for a new partition. It
-        # is published so that the ledger has the positions.
+        # A batch without records may still end at later offsets, after aborted transactions or for
+        # a new partition. It is published so that the ledger has the positions.
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
-        # A topic that was deleted and created again during the batch has other records at the same offsets.
+        # A topic that was deleted and created again during the batch has
+        # other records at the same offsets.
         self.identity.check_identity()
         phases.end("audit")
         metadata = self._metadata(result)
@@ -198,8 +200,9 @@ class Publisher:
     def _begin_phases(self) -> Phases:
         phases = Phases()
         if self.destinations is not None:
-            # All batches of a backlog have the same `begun`; a later batch starts when the batch before is published.
-            # A repeated batch has the `begun` of a driver that has ended; it starts when this driver is ready.
+            # All batches of a backlog have the same `begun`; a later batch starts when the batch
+            # before is published. A repeated batch has the `begun` of a driver that has ended; it
+            # starts when this driver is ready.
             begun = max(self._plan.begun, self._ready_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
@@ -340,8 +343,8 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        # Closed times, and when each partition last had a record, depend on where batches end, which
-        # results do not. Snapshots leave them out.
+        # Closed times, and when each partition last had a record, depend on where batches end,
+        # which results do not. Snapshots leave them out.
         names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
         shown_times = {name: times[name] for name in names}
         return Snapshot(

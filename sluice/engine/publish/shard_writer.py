@@ -127,7 +127,8 @@ class ShardWriter:
         events = rows.filter(is_event)
         latest = self._latest_changes(rows.filter(pc.invert(is_event)))
         state_rows = rows_of(latest.select([*STATE_KEY, "value"]))
-        # `rows_of` has copied the rows. A large batch would need half a gigabyte more if they were kept.
+        # `rows_of` has copied the rows. A large batch would need half a
+        # gigabyte more if they were kept.
         del received, rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number

@@ -182,7 +182,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # Without a connection, the client asks for the transactions' coordinator only after 0.5 s.
+            # Without a connection, the client asks for the
+            # transactions' coordinator only after 0.5 s.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             self._producer.init_transactions(TIMEOUT_S)
@@ -215,7 +216,8 @@ class TransactionalOutput:
         begun = False
         with kafka_errors("Writing the output", self._kafka), self._rejections_raised():
             if batch.number > self.last_batch:
-                # A batch without records gets a transaction, too, so that its marker says that it was written.
+                # A batch without records gets a transaction, too, so that its
+                # marker says that it was written.
                 begun = self._begin_transaction()
             for topic, table in records:
                 # A repeated batch, whose records for this topic are in Kafka.
@@ -248,7 +250,8 @@ class TransactionalOutput:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
         now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
-        # The marker lacks a topic that was added to the pipeline since then: the topic's records are written now.
+        # The marker lacks a topic that was added to the pipeline since then: the
+        # topic's records are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
         differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
         if differences := [*filter(None, differences)]:
@@ -260,7 +263,8 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
-            # The client only says that the transaction has failed. A commit raises the broker's error.
+            # The client only says that the transaction has failed. A
+            # commit raises the broker's error.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
@@ -299,7 +303,8 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     """Generation → its newest committed marker, for all generations of the writer's pipeline."""
     consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
     with kafka_errors("Reading the markers", kafka), contextlib.closing(consumer):
-        # Reading the watermarks makes the client find the partition's leader at once instead of after 0.5 s.
+        # Reading the watermarks makes the client find the partition's
+        # leader at once instead of after 0.5 s.
         markers = TopicPartition(writer.markers, 0)
         markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
         consumer.assign([markers])

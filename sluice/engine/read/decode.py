@@ -97,7 +97,8 @@ class ValueDecoder:
         if self.source.keeps_nulls:
             decode = partial(_unless_null, decode)
         texts = iter(raw)
-        # One `try` around the loop costs less than a `try` for each value. The loop continues after a value that fails.
+        # One `try` around the loop costs less than a `try` for each value. The loop
+        # continues after a value that fails.
         while len(values) + len(dead_letters) < len(raw):
             try:
                 for text in texts:

@@ -183,7 +183,8 @@ class Backlog:
             incomplete = [partition_read for partition_read in read if not partition_read.complete]
             if not incomplete:
                 return dict(self.ends)
-            # The next records in the order are in the partition with the lowest sequence, so read more of that one.
+            # The next records in the order are in the partition with the lowest
+            # sequence, so read more of that one.
             behind = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:
@@ -196,7 +197,8 @@ class Backlog:
             certain = _certain_sequences(read)
         self._since = int(np.partition(np.concatenate(certain), most)[most])
         counts = [int(np.searchsorted(sequences, self._since)) for sequences in certain]
-        # More records have the smallest sequence than fit a batch: take them partition by partition, up to `most`.
+        # More records have the smallest sequence than fit a batch: take them
+        # partition by partition, up to `most`.
         if not any(counts):
             for number, sequences in enumerate(certain):
                 equal = int(np.searchsorted(sequences, self._since, side="right"))

@@ -192,7 +192,8 @@ class StreamReader(Reader):
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
         """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
-        # If a step fails after this task, the dead letter needs the record's original key, value and headers.
+        # If a step fails after this task, the dead letter needs the record's
+        # original key, value and headers.
         needs_raw = bool(job.failures_before_operators)
         is_needed = {
             "_null": any(decoder.source.keeps_nulls for decoder in decoders.values()),

@@ -70,7 +70,8 @@ class ValueColumns:
         try:
             return pa.array(plain, arrow_type(sql))
         except pa.ArrowInvalid:
-            # Arrow counts zeros at the end of a decimal as digits, and raises this error if there are too many.
+            # Arrow counts zeros at the end of a decimal as digits, and raises
+            # this error if there are too many.
             if "DECIMAL" not in sql:
                 raise
             return pa.array(_without_zeros(plain), arrow_type(sql))
@@ -131,7 +132,8 @@ class ValueColumns:
         """Numbers in the declared unit as ms, rounded down. A number that is too large remains too large."""
         match self.source.time_unit:
             case Unit.SECONDS:
-                # Without limits, the product of a number that is too large could overflow to a valid time.
+                # Without limits, the product of a number that is too large
+                # could overflow to a valid time.
                 most = (2**63 - 1) // 1000
                 keeps_nulls = pc.ElementWiseAggregateOptions(skip_nulls=False)
                 at_least = pc.max_element_wise(numbers, -most, options=keeps_nulls)

@@ -70,7 +70,8 @@ class BatchLoop:
         """
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
-        # The output of an interrupted batch may be written already, so the next batch must have the same records.
+        # The output of an interrupted batch may be written already, so the next
+        # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
         # All batches of a run have the same clock. A batch without records, after aborted transactions or for a new
@@ -196,7 +197,8 @@ class BatchLoop:
         if sum(ends[part] - begin[part] for part in streams) <= most:
             yield ends
             return
-        # The first batch reads global tables to their ends: in Kafka Streams, too, joins see a complete table.
+        # The first batch reads global tables to their ends: in Kafka Streams,
+        # too, joins see a complete table.
         stream_begin = {part: begin[part] for part in streams}
         stream_ends = {part: ends[part] for part in streams}
         if not depends_on_order(self.query.job, self.partitions):

@@ -123,11 +123,13 @@ class Lease:
             if self._row is not None and not self._lost.is_set():
                 self.leases.release(self._row)
         except StateError as failed:
-            # Do not raise, which would hide another error. The next driver can take the lease of an ended process.
+            # Do not raise, which would hide another error. The next driver can
+            # take the lease of an ended process.
             log.warning("lease not released", why=failed.detail)
 
     def _take(self) -> LeaseRow:
-        # Only this machine's monotonic clock is used: clocks of two machines differ, and a clock may be set.
+        # Only this machine's monotonic clock is used: clocks of two
+        # machines differ, and a clock may be set.
         begun = changed = time.monotonic()
         seen = self._current_row()
         first, is_waiting = seen, False
@@ -201,7 +203,8 @@ class Lease:
                     log.error("lease lost", epoch=self.epoch)
                     return
             except StateError as failed:
-                # The ledger's database may be restarting. If it stays down, another driver takes the lease over.
+                # The ledger's database may be restarting. If it stays down,
+                # another driver takes the lease over.
                 log.warning("lease not renewed", why=failed.detail)
 
 

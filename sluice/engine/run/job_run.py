@@ -116,7 +116,8 @@ class JobRun:
                 pipeline=self.job.pipeline.name,
                 without=sorted(missing),
             )
-            # The missing stores are computed from the topics in another generation, and come when it is promoted.
+            # The missing stores are computed from the topics in another
+            # generation, and come when it is promoted.
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             setup = rest._set_up(
                 ledger,

@@ -34,7 +34,8 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
     try:
         yield
     except StreamingQueryException as failed:
-        # A driver that has taken the lease over changes the shards, so the lost lease is the real cause.
+        # A driver that has taken the lease over changes the shards, so
+        # the lost lease is the real cause.
         lease.require_in_ledger()
         if publisher.error is not None:
             raise publisher.error from None

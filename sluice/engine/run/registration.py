@@ -98,7 +98,8 @@ def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
         inputs = types.inputs[operator.number]
         definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
         made = f"number {operator.number} > {definition}"
-        # A processor that becomes queryable needs a rebuild, because its earlier changes were not published.
+        # A processor that becomes queryable needs a rebuild, because its
+        # earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made
 

@@ -147,14 +147,15 @@ class ReportAdvances:
         has_key = boolean_mask(rows.column("has_key"))
         has_value = boolean_mask(rows.column("has_value"))
         is_old = boolean_mask(rows.column("old"))
-        # A table's change advances stream time once. Its old value directly precedes the new one and has the same time.
-        # A deleted row has only the old value.
+        # A table's change advances stream time once. Its old value directly precedes the new one
+        # and has the same time. A deleted row has only the old value.
         complete = ~_is_replaced(rows, is_old)
         if edge.requires_key:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
-        # A filtered table sends no tombstone for a row that the filter has never passed; Kafka Streams sees no update.
+        # A filtered table sends no tombstone for a row that the filter has never
+        # passed; Kafka Streams sees no update.
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)

@@ -102,6 +102,6 @@ def _is_moved(rows: pa.Table) -> Mask:
     same_key = boolean_mask(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
-    # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new value whose row had
-    # another foreign key; and a tombstone of a row that had a value.
+    # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new
+    # value whose row had another foreign key; and a tombstone of a row that had a value.
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))

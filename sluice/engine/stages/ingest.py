@@ -108,7 +108,8 @@ class Ingest:
                 yield from self._rows(batch, task)
         if task is not None:
             yield from task.windowed.rest()
-            # If an operator's topics had records, all workers run it: a timer may be due, or a partition may be idle.
+            # If an operator's topics had records, all workers run it: a timer may be
+            # due, or a partition may be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
             with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]
@@ -255,7 +256,8 @@ class Ingest:
             if part[0] not in operator.topics:
                 continue
             in_part = np.ones(len(times), bool) if mask is None else mask
-            # Stream time is never earlier than the closed time, even if an idle partition has records again.
+            # Stream time is never earlier than the closed time, even if an
+            # idle partition has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
             before, after = advance(
                 times,

@@ -80,8 +80,9 @@ class OperatorRun:
         """Key → the entries of a processor's stores before the batch."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last release, whose due time may have changed."""
-        # Kafka Streams searches for the unmatched records of all keys of a task, by the task's stream time. With
-        # several partitions, the keys of a worker have no common stream time: each key is released when it is due.
+        # Kafka Streams searches for the unmatched records of all keys of a task, by the task's
+        # stream time. With several partitions, the keys of a worker have no common stream time:
+        # each key is released when it is due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
@@ -146,7 +147,8 @@ class OperatorRun:
     def _release_key(self, output: StageOutput, due_key: DueKey) -> None:
         assert self.releases is not None
         position, due, key = due_key
-        # As in Kafka Streams, the results have the headers of the record that has advanced stream time.
+        # As in Kafka Streams, the results have the headers of the
+        # record that has advanced stream time.
         output.operator = self.spec
         output.row = None
         output.headers = self.releases.timeline.headers.get(position)

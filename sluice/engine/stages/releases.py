@@ -92,7 +92,8 @@ class UnmatchedSearches(Releases):
             head = self._head()
             if self._current is not None and head is not None and head[0] <= self._current[1]:
                 return self._pop(self._current[0])
-            # The current search has released its last key. Go on to the next search before the position.
+            # The current search has released its last key. Go on to the
+            # next search before the position.
             self._current = None
             search = self._next_search()
             if search is None:

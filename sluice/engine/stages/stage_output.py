@@ -169,7 +169,8 @@ class StageOutput:
         window: Bounds | None,
         old: bool,
     ) -> None:
-        # As in Kafka Streams, listeners process a result and send their own results before the operator's next result.
+        # As in Kafka Streams, listeners process a result and send their own results
+        # before the operator's next result.
         operator, headers = self.operator, self.headers
         assert operator is not None
         for listener in self.listeners.get(operator.number, ()):
@@ -210,11 +211,13 @@ class StageOutput:
         if self.released is not None:
             cause_path = self._release_path(self.released, rank)
         path = row_order.result_path(cause_path, self._results)
-        # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
+        # Kafka Streams sends the answers of a foreign-key join back
+        # through a topic, so they come later.
         if self.operator.rekeys_results:
             path = row_order.after_rekeying(path)
         start, end = window or _NO_BOUNDS
-        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add 0.5 µs to the 0.7 µs of a result.
+        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add
+        # 0.5 µs to the 0.7 µs of a result.
         row = (
             target,
             emitted,
@@ -241,7 +244,8 @@ class StageOutput:
         path = row_order.release_path(row_path, due, released.key, before=released.before_row)
         if has_origin(sequence):
             return path
-        # No record causes a result at the end of a batch. The operator, the timer and its cause identify it.
+        # No record causes a result at the end of a batch. The operator, the
+        # timer and its cause identify it.
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
     def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
@@ -250,7 +254,8 @@ class StageOutput:
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)
-        # `reject` can remove results from the rows, but not from listeners, so listeners get the results on `release`.
+        # `reject` can remove results from the rows, but not from listeners, so
+        # listeners get the results on `release`.
         if self.listeners and self.operator is not None and self.operator.number in self.listeners:
             self._held = []
 

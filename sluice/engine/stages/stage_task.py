@@ -237,7 +237,8 @@ class StageRun:
                 subtracting.add(number)
         if not subtracting:
             return frozenset()
-        # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
+        # One record may change several rows of a group. `foreign` is the key of the
+        # changed row, and tells them apart.
         names = ("target", "old", "key", "sequence", "origin", "foreign")
         columns = [rows.column(name).to_pylist() for name in names]
         indices: list[int] = []

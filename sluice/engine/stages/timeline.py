@@ -257,7 +257,8 @@ class Timeline:
 
     def _counts_of_advances(self, table: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
-        # Each row is sorted into the advances twice: before those at its own position, and after them.
+        # Each row is sorted into the advances twice: before those at
+        # its own position, and after them.
         parts: list[pa.Table] = []
         for part, place in ((self._table, 1), (table, 0), (table, 2)):
             places = pa.repeat(pa.scalar(place, pa.int8()), len(part))

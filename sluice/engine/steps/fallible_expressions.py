@@ -55,7 +55,8 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
-        # Rare: sqlglot has written a part in a way that Spark cannot resolve. Its failures get no text of their own.
+        # Rare: sqlglot has written a part in a way that Spark cannot resolve. Its
+        # failures get no text of their own.
         resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
     try:
         return _with_errors(with_structs, fallibles, resolved)
@@ -212,7 +213,8 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 def _null_if_failing(sql: str) -> Column:
     """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
     jvm: Any = SparkContext._jvm
-    # Whole names: py4j would search all jars for a class named `org`, then for `org.apache`, and so on.
+    # Whole names: py4j would search all jars for a class named `org`,
+    # then for `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

@@ -52,7 +52,8 @@ class Call:
         # A filter keeps the row, so that one pass serves all branches of the pipeline.
         if not passed:
             return None
-        # Loaded outside of the `try`: an error in loading the function or the decoder must not reject the record.
+        # Loaded outside of the `try`: an error in loading the function or the
+        # decoder must not reject the record.
         function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))

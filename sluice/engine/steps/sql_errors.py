@@ -13,7 +13,8 @@ from sluice.engine.steps.key_sql import NoKeyError
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Column, Job, Step
 
-# PySpark would also log each error with a Java stack trace. A filter survives Airflow's reconfiguration of logging.
+# PySpark would also log each error with a Java stack trace. A filter survives
+# Airflow's reconfiguration of logging.
 PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 

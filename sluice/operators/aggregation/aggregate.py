@@ -280,7 +280,8 @@ class WindowedAggregate(Aggregation):
         last_late_end = self.lateness.last_late_end(row.after)
         windows = self.window.bounds_of(row.time)
         late = 0
-        # Kafka Streams judges each of the overlapping windows: a record can be late for the earlier ones only.
+        # Kafka Streams judges each of the overlapping windows: a record can
+        # be late for the earlier ones only.
         for window in windows:
             if window[1] > last_late_end:
                 self._add_to_window(state, window[0], window, row, out)

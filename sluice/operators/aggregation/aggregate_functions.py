@@ -87,7 +87,8 @@ class Function:
             kind = kind | None
         if not self.takes_pairs:
             return kind
-        # Each pair of types needs a Struct of its own, because msgspec decodes numbers as the types of the fields.
+        # Each pair of types needs a Struct of its own, because msgspec decodes
+        # numbers as the types of the fields.
         fields = [("x", kind), ("y", self.second | None)]  # type: ignore[operator]
         return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 

@@ -245,7 +245,8 @@ class Custom:
         if self._initializer is None:
             return None
         initial = self._initializer()
-        # A copy, in case the initializer returns the same list for every key and the adder appends to it.
+        # A copy, in case the initializer returns the same list for every
+        # key and the adder appends to it.
         return initial if type(initial) in IMMUTABLE else deepcopy(initial)
 
     def read(self, value: str | None) -> Any:

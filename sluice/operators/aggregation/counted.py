@@ -148,7 +148,8 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         return len(values) == self.window.records if self.window.only_complete else bool(values)
 
     def _result(self, key: str, values: list[str]) -> str | None:
-        # Few functions can subtract the value that leaves the window, so each result is computed from all values.
+        # Few functions can subtract the value that leaves the window, so each
+        # result is computed from all values.
         calculation = self.calculation
         aggregate = calculation.new_aggregate()
         for value in values:

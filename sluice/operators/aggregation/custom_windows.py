@@ -55,7 +55,8 @@ class CustomWindowAggregate(Aggregation):
 
     def _require_same_end(self, state: Windows, window: Bounds) -> None:
         """Raise ValueError if the function has given another end for the window's start."""
-        # The store identifies a window by key and start, so the results of both windows would replace each other.
+        # The store identifies a window by key and start, so the results of both
+        # windows would replace each other.
         for start, end in state:
             if start == window[0] and end != window[1]:
                 raise ValueError(

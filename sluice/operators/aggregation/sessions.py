@@ -45,7 +45,8 @@ class SessionAggregate(Aggregation):
         for session in near:
             start = min(start, session)
             end = max(end, state[session][0])
-        # Kafka Streams judges the merged session: a record that an open session takes in is not late.
+        # Kafka Streams judges the merged session: a record that an
+        # open session takes in is not late.
         if self.lateness.is_late(end, row.after):
             out.count("late")
             out.send_late()

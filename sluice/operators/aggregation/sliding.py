@@ -41,7 +41,8 @@ class SlidingAggregate(Aggregation):
             out.count("late")
             out.send_late()
             return
-        # Windows that contain the record, or a record that shares a window with it; the latest first.
+        # Windows that contain the record, or a record that shares a
+        # window with it; the latest first.
         near = [start for start in state if time - 2 * size <= start <= time + 1]
         starts = sorted(near, reverse=True)
         next_window = self._next_window(state, starts, time)
@@ -94,18 +95,20 @@ class SlidingAggregate(Aggregation):
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
             previous = state[preceding][0]
-            # The row's own window also contains the records of the preceding window: copy their aggregate.
+            # The row's own window also contains the records of the
+            # preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
         containing = [start for start in starts if own <= start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
-        # The window right after the previous record does not exist yet: the row is the first record in it.
+        # The window right after the previous record does not exist yet:
+        # the row is the first record in it.
         if previous is not None and own <= previous < row.time and previous + 1 not in state:
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
         if not has_own:
             is_counted |= self._add_to_each(state, [own], row, out, copied)
-            # This window also starts right after the previous record. Kafka Streams sends its result twice, which is
-            # visible to a later step that counts updates.
+            # This window also starts right after the previous record. Kafka Streams sends its
+            # result twice, which is visible to a later step that counts updates.
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
                 calculation, window = self.calculation, (own, own + self.window.size_ms)
@@ -132,7 +135,8 @@ class SlidingAggregate(Aggregation):
         is_counted = self._add_to_each(state, containing, row, out)
         self._create_next(state, row, out, next_window)
         last_starts = [0]
-        # The window right after the previous record does not exist yet: the row is its first record.
+        # The window right after the previous record does not exist
+        # yet: the row is its first record.
         if previous < row.time and previous + 1 not in state:
             last_starts = [previous + 1, 0]
         return self._add_to_each(state, last_starts, row, out) or is_counted

@@ -171,7 +171,8 @@ class StreamTableJoin(Timeless):
                 out.count("null_key")
             elif not row.old:
                 state.value = row.value
-        # Kafka Streams drops stream records without a value; those without a key match nothing in an inner join.
+        # Kafka Streams drops stream records without a value; those without a
+        # key match nothing in an inner join.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":

@@ -52,8 +52,9 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
         elif row.old:
             state.left.pop(row.foreign, None)
-            # Kafka Streams sends a tombstone for a left row that leaves its foreign key, whether or not there is a
-            # right row, so some tombstones delete nothing. In a left join, the new key's state sends the result.
+            # Kafka Streams sends a tombstone for a left row that leaves its foreign key, whether
+            # or not there is a right row, so some tombstones delete nothing. In a left join, the
+            # new key's state sends the result.
             if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
                 out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
@@ -68,28 +69,32 @@ class ForeignKeyJoin(Timeless):
         old, state.right = state.right, row.value
         # A deleted row has no time, so that a later result has only the left row's time.
         state.right_time = -1 if row.value is None else row.time
-        # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a filtered table does
-        # not pass on the deletion of a row that it never had.
+        # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a
+        # filtered table does not pass on the deletion of a row that it never had.
         if self.right_filtered and old is None and row.value is None:
             return
-        # Kafka Streams reads the left rows of a foreign key from a store, which has them in the order of their keys.
+        # Kafka Streams reads the left rows of a foreign key from a store, which has
+        # them in the order of their keys.
         for key in sorted(state.left, key=str.encode):
             out.emit(key, self._result(state.left[key], row.value), row.time)
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
-            # The deleted row had a result in a left join; in an inner join, its old value has sent the tombstone.
+            # The deleted row had a result in a left join; in an inner join, its
+            # old value has sent the tombstone.
             if self.how == "left" and row.side == MOVED:
                 out.emit(key, None, row.time)
             return
-        # A left row without a foreign key refers to nothing, so it is not stored with any right row.
+        # A left row without a foreign key refers to nothing, so it
+        # is not stored with any right row.
         if row.key is not None:
             state.left[key] = row.value
         elif self.how == "inner":
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
-        # Without a right row, a tombstone deletes the result that a moved row may have had under its old foreign key.
+        # Without a right row, a tombstone deletes the result that a moved row may
+        # have had under its old foreign key.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 

@@ -119,7 +119,8 @@ class StreamJoin:
             out.count("null_key" if row.key is None else "null_value")
             return
         if row.key is None:
-            # A record without a key matches nothing. Kafka Streams sends it at once if its side is outer.
+            # A record without a key matches nothing. Kafka Streams sends
+            # it at once if its side is outer.
             if self.outer[row.side]:
                 out.emit(None, self._unmatched(row.side, row.value), row.time)
             else:
@@ -127,7 +128,8 @@ class StreamJoin:
             return
         if self._is_outer:
             self._send_unmatched(state, row.key, row.before, out)
-            # Kafka Streams looks for unmatched records before it matches the record, unless the record is out of order.
+            # Kafka Streams looks for unmatched records before it matches the record,
+            # unless the record is out of order.
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
         waits_for_match = False
@@ -209,7 +211,8 @@ class StreamJoin:
                     side.waits_from = record.time
                     break
                 due.append((record.time, number, record))
-        # Kafka Streams' store of unmatched records has this order, for all keys: by time, the right side first.
+        # Kafka Streams' store of unmatched records has this order, for all
+        # keys: by time, the right side first.
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             record.waits_for_match = False
             rank = 2 * time + (number == LEFT)
@@ -244,8 +247,8 @@ class StreamJoin:
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # The engine selects the keys to close by `closed` alone. If records were forgotten up to a later time, it would
-        # depend on this selection which keys forget them.
+        # The engine selects the keys to close by `closed` alone. If records were forgotten up to a
+        # later time, it would depend on this selection which keys forget them.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 

@@ -45,7 +45,8 @@ def pipeline_files(folder: Path) -> list[Path]:
         )
     public = [file for file in folder.glob("*.py") if file.stem[0] not in "_."]
     named = [file for file in public if not file.stem.endswith(_ROUTES)]
-    # Pipes are left out, because opening a pipe waits for its writer. Broken links stay, so that loading reports them.
+    # Pipes are left out, because opening a pipe waits for its writer. Broken links
+    # stay, so that loading reports them.
     return sorted(file for file in named if file.is_file() or not file.exists())
 
 

@@ -88,7 +88,8 @@ def _at_most(seconds: float) -> Iterator[None]:
 
     begun = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
-    # The alarm repeats every second, in case the author's code catches the exception. An alarm set before is restored.
+    # The alarm repeats every second, in case the author's code catches the
+    # exception. An alarm set before is restored.
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
