@@ -374,7 +374,8 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
         case nodes.Cogroup(parts=parts) if side >= COGROUPED:
             return parts[side - COGROUPED].key != "_key" or scope.rekeyed
         case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
-            # Kafka Streams sends a grouped table through a repartition topic even if the key stays the same.
+            # Kafka Streams sends a grouped table through a repartition topic
+            # even if the key stays the same.
             if nodes.is_table(parent) or key != "_key" or scope.rekeyed:
                 return True
             # Without its window, a windowed key is a new key.

@@ -65,7 +65,8 @@ def _eight_bytes(ms: int) -> bytes:
     return ms.to_bytes(8, "big", signed=True)
 
 
-# Within Sluice, a windowed key is one text, so that an operator keeps a state for each key and window.
+# Within Sluice, a windowed key is one text, so that an operator
+# keeps a state for each key and window.
 
 
 def windowed_key_sql(key: str) -> str:

@@ -63,7 +63,8 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
-    # Kafka Streams writes the window into the key. Sluice leaves the key unchanged and writes the bounds into headers.
+    # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
+    # and writes the bounds into headers.
     if sink.is_windowed:
         columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
     for name in ("timestamp", "time"):

@@ -73,7 +73,8 @@ class BaseAggregation:
         else:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
-        # As in Kafka Streams, the first result replaces the aggregate of no records, or the copied one.
+        # As in Kafka Streams, the first result replaces the aggregate
+        # of no records, or the copied one.
         old = calculation.result(aggregate) if self.retracts else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate

@@ -53,8 +53,8 @@ class SessionAggregate(Aggregation):
             return
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
-        # As in Kafka Streams, a session is deleted and comes again under its new bounds, even if these are the same,
-        # but not if all of its records have one time.
+        # As in Kafka Streams, a session is deleted and comes again under its new bounds, even if
+        # these are the same, but not if all of its records have one time.
         grows = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
@@ -106,7 +106,8 @@ class SessionAggregate(Aggregation):
 
     def _last_forgotten_end(self, stream_time: int) -> int:
         """The latest end of a session that no record can join any more."""
-        # In Kafka Streams, the store's retention usually ends in the last millisecond in which a record could join a
-        # session. If results are only sent when they are final, the session is kept for this millisecond too.
+        # In Kafka Streams, the store's retention usually ends in the last millisecond in which a
+        # record could join a session. If results are only sent when they are final, the session
+        # is kept for this millisecond too.
         lateness = self.lateness
         return lateness.last_late_end(stream_time) if self.waits_until_final else lateness.last_closed_end(stream_time)
