@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from sluice.settings import sqlite_url
-from sluice.state.database import database_url
+from sluice.state.database import database_url, open_engine
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import create_shard
 
@@ -24,9 +24,10 @@ def temporary_databases(folder: Path) -> tuple[str, str]:
 
 def open_empty_ledger(address: str) -> Ledger:
     """Create and open a ledger at this address."""
-    if (path := _sqlite_file(address)) is not None:
-        path.write_bytes(_empty_ledger())
-    return Ledger.open(address)
+    if (path := _sqlite_file(address)) is None:
+        return Ledger.open(address)
+    path.write_bytes(_empty_ledger())
+    return Ledger(open_engine(database_url(address)))  # the copy has the newest tables
 
 
 def create_empty_shards(addresses: Sequence[str]) -> None:
