@@ -63,6 +63,10 @@ bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys
 bench-operators: $(JARS) ## Time a million records through each kind of operator; PEER= as above, ARGS='--records N --kind K --before CHECKOUT'
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: nexmark
+nexmark: $(JARS) ## Time the 24 queries of Nexmark over a million events; ARGS='--events N --query q5'
+	@PYTHONPATH=. $(BIN)/python benchmarks/nexmark.py $(ARGS)
+
 .PHONY: bench-tests
 bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N', PEER=1 for Kafka Streams' beside it
 	@PYTHONPATH=. $(BIN)/python benchmarks/drivers.py $(if $(PEER),--peer) $(ARGS)

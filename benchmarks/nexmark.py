@@ -1,0 +1,98 @@
+"""Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5]`.
+
+A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every event of the
+topics that the query reads. Seconds include the start of Spark; with it, a run of few events takes as long.
+`tests/acceptance/nexmark` has the queries and compares their results with plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cost
+from sluice.kafka.brokers import producer_of
+from sluice.local.broker import EmbeddedKafka
+from tests.acceptance.nexmark.events import events, topic_of
+from tests.acceptance.nexmark.expected import side_input
+from tests.acceptance.nexmark.queries import QUERIES
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = '''"""A query of Nexmark."""
+
+from tests.acceptance.nexmark.queries import {query}
+
+pipeline = {query}("nexmark_{query}")
+'''
+
+console = Console(stderr=True)
+
+
+def main(
+    count: Annotated[int, typer.Option("--events", help="Number of events.")] = 1_000_000,
+    queries: Annotated[list[str] | None, typer.Option("--query", help="Such as q5; can be repeated.")] = None,
+) -> None:
+    """Run the queries in turn, and print the rate of each."""
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        home = Path(folder)
+        pipelines = home / "pipelines"
+        pipelines.mkdir()
+        for name in QUERIES:
+            (pipelines / f"nexmark_{name}.py").write_text(FILE.format(query=name))
+        with EmbeddedKafka(home / "kafka", quick=False) as kafka:
+            kafka.create_topics({"persons": 2, "auctions": 2, "bids": 2, "side_input": 1})
+            with console.status(f"producing {count:,} events"):
+                produced = produce(kafka.bootstrap, count)
+            table = Table("query", "records", "s", "records/s", "CPU s", "peak GB")
+            for name in queries or QUERIES:
+                pipeline = QUERIES[name](f"nexmark_{name}")
+                records = sum(produced[topic] for topic in pipeline.topics)
+                figures = cost.run(
+                    pipeline.name,
+                    home=home / name,
+                    pipelines=pipelines,
+                    kafka={"bootstrap.servers": kafka.bootstrap},
+                    records=records,
+                    variables={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+                )
+                rate = records / figures.wall_s
+                row = (name, f"{records:,}", f"{figures.wall_s:.1f}", f"{rate:,.0f}", f"{figures.cpu_s:.1f}",
+                       f"{figures.peak_gb:.2f}")  # fmt: skip
+                table.add_row(*row)
+                console.print(*row)
+            Console().print(table)
+
+
+def produce(bootstrap: str, count: int) -> Counter[str]:
+    """Write the events to their topics, and the side input. Returns the number of records of each topic."""
+    produced: Counter[str] = Counter()
+    producer = producer_of(
+        {"bootstrap.servers": bootstrap}, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
+    )
+    for key in range(10):
+        producer.produce("side_input", key=str(key), value=side_input(key))
+        produced["side_input"] += 1
+    for event in events(count):
+        topic = topic_of(event)
+        while True:
+            try:
+                producer.produce(topic, value=msgspec.json.encode(event), timestamp=event.at)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        produced[topic] += 1
+        producer.poll(0)
+    producer.flush()
+    return produced
+
+
+if __name__ == "__main__":
+    typer.run(main)
