@@ -102,5 +102,7 @@ def test_nothing_is_started_through_a_shell() -> None:
         file for folder in ("sluice", "dags", "plugins", "spark_jobs") for file in (ROOT / folder).rglob("*.py")
     ):
         text = file.read_text()
-        assert not names(ast.parse(text)) & {"system", "popen", "getoutput", "BashOperator"}, file
+        # `times.system` is the CPU time of a process in the kernel.
+        found = names(ast.parse(text.replace("times.system", "times.kernel")))
+        assert not found & {"system", "popen", "getoutput", "BashOperator"}, file
         assert "shell=True" not in text, file
