@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+from sluice.operators.changes import Changes
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.lateness import WindowLateness
 from sluice.plan.definitions import declared
@@ -68,6 +69,8 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return Merge()
         case nodes.ToTable():
             return Latest()
+        case nodes.Changes():
+            return Changes()
         case nodes.Suppress():
             limits = node.max_records, node.max_bytes, node.when_full
             return Suppress(node.until, _waiting_time(node), *limits, filtered=_is_filtered(node))

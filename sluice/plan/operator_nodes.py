@@ -77,6 +77,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
     match node:
         case nodes.Aggregate():
             return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)
+        case nodes.Changes():
+            return "compares each row with its last value"
         case nodes.ToTable():
             return "stores each key's latest value"
         case nodes.Suppress():

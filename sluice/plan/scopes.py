@@ -231,6 +231,8 @@ class Scopes:
                 return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
             case nodes.Join():
                 return Shape({"left": "", "right": ""})
+            case nodes.Changes():
+                return Shape({"kind": "", "old": "", "new": ""})
             case nodes.Process():
                 return Shape.single()
             case _:
@@ -244,7 +246,7 @@ class Scopes:
                 return True
             case nodes.Join() if nodes.joins_global_table(node):
                 return self.after(node.left).rekeyed
-            case nodes.Merge() | nodes.StreamOperator() | nodes.Process():
+            case nodes.Merge() | nodes.StreamOperator() | nodes.Changes() | nodes.Process():
                 return any(self.after(parent).rekeyed for parent in nodes.parents(node))
             case _:
                 return False

@@ -165,7 +165,7 @@ class StagePlanner:
         first_side = COGROUPED if isinstance(node, nodes.Cogroup) else LEFT
         for side, parent in enumerate(nodes.parents(node), first_side):
             scope = self.scopes.after(parent, old=self._takes_old_values(node, side))
-            if isinstance(node, nodes.ToTable):
+            if isinstance(node, nodes.ToTable | nodes.Changes):
                 scope = self.scopes.null_as_missing(scope)
             edges.append(self._edge(node, side, scope, parent, functions))
             if _reads_other_sides_store(node, side):

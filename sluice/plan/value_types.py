@@ -55,6 +55,9 @@ def _shape_after(node: nodes.Node) -> Shape:
             return shape_after(node.parent)
         case nodes.StreamOperator(parent=parent):
             return shape_after(parent)
+        case nodes.Changes(parent=parent):
+            row = _whole(shape_after(parent))
+            return Shape({"kind": "STRING", "old": row, "new": row})
         case nodes.Join(left=left, right=right):
             # If one field's type is unknown, so is the type of the whole side.
             return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})

@@ -1273,6 +1273,21 @@ class Table(Handle[V]):
         node = self.pipeline.add(nodes.ToStream, parent=self.node)
         return Stream(self.pipeline, node, self.shape, self.contract)
 
+    def changes(self) -> Stream[dict[str, Any]]:
+        """Turn the changes into records with the fields `kind` (insert, update or delete), `old` and `new`.
+
+        `old` is the row's value before the change and null for an insert; `new` is its value after the change and null
+        for a deletion. An update can leave the value as it is.
+        """
+        if isinstance(self, GlobalTable):
+            raise TopologyError(
+                f"{self._where('changes')}: a global table has no changes, only its newest rows.",
+                next_step="Read the topic with table() instead.",
+            )
+        node = self.pipeline.add(nodes.Changes, parent=self.node)
+        kind = self.shape.kind
+        return Stream(self.pipeline, node, Shape({"kind": "STRING", "old": kind, "new": kind}))
+
     def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
         """Keep the rows for which the SQL condition is true; delete a row when the condition becomes false."""
         self._require_expression(where, "filter", "condition")

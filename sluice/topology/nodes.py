@@ -154,6 +154,13 @@ class ToStream(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Changes(Node):
+    """Turns a table's changes into records with the fields `kind`, `old` and `new`."""
+
+    parent: Node
+
+
+@dataclass(frozen=True, eq=False)
 class ToTable(Node):
     """Keeps the latest value per key of a stream's records as a table; a null value deletes the key.
 
@@ -336,7 +343,7 @@ class Late(Sink):
     """Writes the records that are late for every window to `topic`."""
 
 
-STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator)
+STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator, Changes)
 """The steps that may keep a state, or a position in a topic."""
 
 
@@ -442,7 +449,7 @@ def window_of(node: Node) -> AnyWindow | None:
             return None if isinstance(window, CountWindow) else window
         case Suppress() | Filter() | Select() | MapValues() | FlatMapValues() | Transform():
             return window_of(node.parent)
-        case ToStream() | ToTable() | Deduplicate():
+        case ToStream() | Changes() | ToTable() | Deduplicate():
             return window_of(node.parent)
         case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
             return window_of(parent)
@@ -459,7 +466,7 @@ def is_keyed_by_window(node: Node) -> bool:
     match node:
         case Aggregate():
             return node.by_window
-        case ToTable(parent=parent):
+        case ToTable(parent=parent) | Changes(parent=parent):
             return window_of(parent) is not None
         case Join(right=right):
             return window_of(right) is not None

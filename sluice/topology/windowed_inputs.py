@@ -9,7 +9,7 @@ from sluice.errors import TopologyError
 from sluice.topology import nodes
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windowed_keys import session_windowed_bytes, time_windowed_bytes, windowed_json
-from sluice.values.windows import AnyWindow, SessionWindow
+from sluice.values.windows import AnyWindow, CustomWindow, SessionWindow
 
 _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("_key").'
 
@@ -37,7 +37,9 @@ def _bounds(window: AnyWindow) -> tuple[object, ...]:
     """What two windows must have in common to have the same bounds."""
     kind = type(window)
     # A hopping window can be equal to a tumbling one, and sessions are equal by chance.
-    return (kind, replace(window, grace_ms=0)) if isinstance(window, CalendarWindow) else (kind, window.size_ms)
+    if isinstance(window, CalendarWindow | CustomWindow):
+        return kind, replace(window, grace_ms=0)
+    return kind, window.size_ms
 
 
 def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:

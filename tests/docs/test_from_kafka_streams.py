@@ -112,6 +112,11 @@ def test_tables(driver: TopologyTestDriver) -> None:
     driver.pipe("shops", None, key="s2")
     assert driver.store("shops_in_city") == {"Pune": 0, "Goa": 2}
     assert driver.store("floors_too") == {"Pune": 0, "Goa": 7}
+    insert = {"kind": "insert", "old": None, "new": {"city": "Pune", "floors": 2}}
+    assert records(driver, "shop_history")[0] == ("s1", insert)
+    ((shop, move),) = records(driver, "moved_shops")
+    assert (shop, move["before"], move["after"]) == ("s1", "Pune", "Goa")
+    assert driver.store("shops_opened_and_closed")["Pune"] == {"opened": 2, "closed": 1}
 
 
 def test_aggregations(driver: TopologyTestDriver) -> None:

@@ -18,6 +18,7 @@ from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
 from sluice.operators.base import AHEAD
+from sluice.operators.changes import Changes
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
 from sluice.plan.operator_parameters import (
@@ -197,6 +198,9 @@ class Stages:
                     operator.result,
                     f"struct<left:{left},right:{right}>" if left and right else "",
                 )
+            case Changes():
+                row = self._values[operator.number, 0]
+                yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
             case Merge():
                 kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)

@@ -1,0 +1,38 @@
+"""Changes of a table as records, each with the row before and after the change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.table import LatestValue
+
+
+@dataclass(frozen=True)
+class Changes(Timeless):
+    """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
+
+    The state has the row's value as of the last change. The old values that tables send for retractions would not do:
+    as in Kafka Streams, the first result of an aggregate replaces the aggregate of no records.
+    """
+
+    state_type: ClassVar[Any] = LatestValue
+
+    def new_state(self) -> LatestValue:
+        return LatestValue()
+
+    def process(self, state: LatestValue, row: Row, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+            return
+        old, new = state.value, row.value
+        # A table can delete a row that it does not have, such as one that a filter never passed.
+        if old is None and new is None:
+            return
+        kind = "insert" if old is None else "delete" if new is None else "update"
+        state.value, state.time = new, row.time
+        out.emit(row.key, f'{{"kind":"{kind}","old":{old or "null"},"new":{new or "null"}}}', row.time)
+
+    def is_empty(self, state: LatestValue) -> bool:
+        return state.value is None
