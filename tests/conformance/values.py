@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from keyword import iskeyword
 from types import NoneType
 from typing import Any, TypeAlias
 
@@ -49,8 +50,11 @@ def __getattr__(name: str) -> Any:
 @cache
 def _struct(name: str) -> type[msgspec.Struct]:
     fields: Mapping[str, Kind] = json.loads(bytes.fromhex(name.removeprefix(_PREFIX)))
-    declared = [(field, contract(kind) | None, None) for field, kind in fields.items()]
-    return msgspec.defstruct(name, declared, module=__name__)
+    # A field can have the name of a keyword, such as `from`, but an attribute cannot.
+    attributes = {field: f"{field}_" if iskeyword(field) else field for field in fields}
+    declared = [(attributes[field], contract(kind) | None, None) for field, kind in fields.items()]
+    names = {attribute: field for field, attribute in attributes.items()}
+    return msgspec.defstruct(name, declared, module=__name__, rename=names)
 
 
 def _kind(value: Any) -> Kind:
