@@ -206,6 +206,11 @@ class _Division:
     def of_states(self, page: Sequence[StateVersion]) -> dict[int, list[StateVersion]]:
         divided: dict[int, list[StateVersion]] = defaultdict(list)
         for state in page:
+            if state.shared and state.key:
+                # Every worker has a copy of the tables that processors read.
+                for number in range(self.workers) if self.worker == 0 else ():
+                    divided[number].append(state)
+                continue
             if state.shared:
                 raise self._indivisible("The keys of a worker share a state, such as the buffer of a suppress step.")
             divided[self._owner(state.key)].append(state)

@@ -13,6 +13,7 @@ from sluice.operators.processor import (
     Context,
     KeyState,
     Processor,
+    ReadRow,
     Record,
     Schedule,
     StoreOptions,
@@ -28,7 +29,8 @@ class Process:
     """Calls an author's processor with records and timers. `make` creates the processor.
 
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record. `is_keyed_by`: a row's
-    key is the key of the stores, and the record's own key is in `foreign`.
+    key is the key of the stores, and the record's own key is in `foreign`. `tables`: the types of the values of the
+    tables that the processor reads. Their rows have the sides from 1 on, and do not come to `process`.
 
     An event timer fires after the record, of any key, that advances stream time to the timer's time, and therefore
     before the next record of the timer's own key. A processor that sets timers has a method `on_timer(timer)`. If the
@@ -44,6 +46,7 @@ class Process:
         outputs: Mapping[str, Any] | None = None,
         keeps_key: bool = False,
         is_keyed_by: bool = False,
+        tables: Mapping[str, Any] | None = None,
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
@@ -55,10 +58,16 @@ class Process:
         self._processor = make()
         self.sets_timers = hasattr(self._processor, "on_timer")
         context_class = ValueContext if keeps_key else Context
-        self._context = context_class(options, outputs, timers=self.sets_timers)
+        self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
+        self.reads_tables = bool(tables)
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
+
+    def read_tables_with(self, read_row: ReadRow) -> None:
+        """Set the function by which the processor reads its tables; a table's number is the `side` of its rows."""
+        for table in self._context.tables.values():
+            table.read_row = read_row
 
     def set_clock(self, now: int) -> None:
         """Set the time of the batch on the wall clock, epoch ms."""

@@ -215,6 +215,29 @@ class Store(Generic[V]):
         return self.ttl is not None and written + self.ttl < self.now
 
 
+ReadRow = Callable[[int, str], str | None]
+"""Reads the row with a key of the table with this number: JSON text, or None without a row."""
+
+
+class ReadOnlyTable(Generic[V]):
+    """The rows of another table of the pipeline, as of the current record. Every worker has all of them."""
+
+    def __init__(self, number: int, value_type: Any) -> None:
+        self._number = number
+        self._decode: Callable[[str], V] = msgspec.json.Decoder(value_type).decode
+        self.read_row: ReadRow = lambda _, __: None
+
+    @overload
+    def get(self, key: Any) -> V | None: ...
+    @overload
+    def get(self, key: Any, default: V) -> V: ...
+    def get(self, key: Any, default: V | None = None) -> V | None:
+        """The value of a key, which becomes its text if it is not a str. Returns `default` for a key without a row."""
+        text_of_key = key_text(key)
+        value = None if text_of_key is None else self.read_row(self._number, text_of_key)
+        return default if value is None else self._decode(value)
+
+
 HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 
 
@@ -227,8 +250,12 @@ class ContextBase:
         outputs: Mapping[str, Any] | None = None,
         *,
         timers: bool = True,
+        tables: Mapping[str, Any] | None = None,
     ) -> None:
         self._journal = Journal()
+        self.tables: dict[str, ReadOnlyTable[Any]] = {}
+        for number, (name, value_type) in enumerate((tables or {}).items(), start=1):
+            self.tables[name] = ReadOnlyTable(number, value_type)
         self._stores: dict[str, Store[Any]] = {}
         self._fields: list[tuple[Store[Any], str]] = []
         for number, (name, options) in enumerate(stores.items()):
@@ -262,6 +289,16 @@ class ContextBase:
             raise TopologyError(
                 f"The processor has no store {name!r}, only {sorted(self._stores)}.",
                 next_step=f"Declare it: process(..., stores={{{name!r}: ...}}).",
+            ) from None
+
+    def table(self, name: str) -> ReadOnlyTable[Any]:
+        """The table with this name in `process(tables=...)`, for reading."""
+        try:
+            return self.tables[name]
+        except KeyError:
+            raise TopologyError(
+                f"The processor has no table {name!r}, only {sorted(self.tables)}.",
+                next_step=f"Declare it: process(..., tables={{{name!r}: ...}}).",
             ) from None
 
     def _send(

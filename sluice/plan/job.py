@@ -105,6 +105,12 @@ class Job:
         return tuple(sink.topic for sink in self.sinks if sink.table is None)
 
     @property
+    def copied(self) -> frozenset[tuple[int, int]]:
+        """Target and side of the rows that every worker gets."""
+        edges = (edge for operator in self.operators for edge in operator.edges)
+        return frozenset((edge.target, edge.side) for edge in edges if edge.is_copied)
+
+    @property
     def keeps_headers(self) -> bool:
         """Whether the headers of records may reach a topic, or a processor, which can read them."""
         processors = (isinstance(operator.action, Process) for operator in self.operators)

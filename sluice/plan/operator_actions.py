@@ -115,6 +115,7 @@ def _process(node: nodes.Process) -> Process:
         node.queryable,
         node.keeps_key,
         is_keyed_by=node.by is not None,
+        tables={name: reference(node.table_types[name]) for name in node.tables},
     )
 
 

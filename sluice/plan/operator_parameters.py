@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
@@ -134,6 +134,8 @@ class Process:
     """Whether each result has the key of its record."""
     is_keyed_by: bool = False
     """Whether an expression gives the key of the stores."""
+    tables: Mapping[str, Reference | None] = field(default_factory=dict)
+    """The types of the values of the tables that the processor reads, by name, in the order of their sides."""
 
 
 Action: TypeAlias = (

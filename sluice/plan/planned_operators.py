@@ -49,6 +49,8 @@ class Edge:
     """Whether only records with a key advance stream time."""
     requires_value: bool = False
     """Whether only records with a value advance stream time."""
+    is_copied: bool = False
+    """Whether every worker gets a copy of the rows: those of a table that a processor reads."""
     counts_every_record: bool = False
     """Whether all records of the topics advance stream time, even those that a filter removes on the way."""
     path: tuple[str, ...] = ()

@@ -133,7 +133,8 @@ class StagePlanner:
             stage=stage,
             action=action_of(node, functions),
             edges=tuple(edges),
-            topics=topics_of(node),
+            # The rows of tables that a processor reads do not advance its stream time.
+            topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
             retracts=node.number in self._retracting,
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,
@@ -182,6 +183,7 @@ class StagePlanner:
     ) -> Edge:
         """An edge from the scope `before`, which is after `parent`, into a side of a node."""
         is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side != STORE
+        is_of_processor = isinstance(node, nodes.Process) and side == LEFT
         key_text = _key_expression(node, side)
         texts = {} if key_text is None else {"key": key_text}
         if is_aggregate and functions is not None:
@@ -217,10 +219,11 @@ class StagePlanner:
             is_json=is_json,
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
-            requires_key=not isinstance(node, nodes.Process),
+            requires_key=not is_of_processor,
             requires_value=requires_value(node),
             # In Kafka Streams, every record that a task reads advances the time of punctuators.
-            counts_every_record=isinstance(node, nodes.Process) and scope.stage == 0,
+            counts_every_record=is_of_processor and scope.stage == 0,
+            is_copied=isinstance(node, nodes.Process) and not is_of_processor,
             path=scope.path,
             rekeyed=_is_rekeyed(node, side, scope),
             results_of=scope.results_of,
@@ -269,9 +272,11 @@ class StagePlanner:
 
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
         """The scope with the path of the rows that go into a side of a node."""
-        if side >= AHEAD or (isinstance(node, nodes.Join) and node.kind == "stream-table" and side == RIGHT):
-            # The join reads the table's store, which is updated before any step
-            # after the table gets the change.
+        reads_store = isinstance(node, nodes.Process) and side != LEFT
+        if isinstance(node, nodes.Join) and node.kind == "stream-table":
+            reads_store = side == RIGHT
+        if side >= AHEAD or reads_store:
+            # The node reads the table's store, which is updated before any step after the table gets the change.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
         if parent is node:
@@ -362,7 +367,9 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
             return key
         case nodes.Join(on=on) if side == LEFT:
             return on
-        case nodes.StreamOperator(by=by) | nodes.Process(by=by):
+        case nodes.StreamOperator(by=by):
+            return by
+        case nodes.Process(by=by) if side == LEFT:
             return by
         case _:
             return None

@@ -78,8 +78,10 @@ def _detail(node: nodes.Node) -> str:
             return f"a row per {table.key}" if table.key else "a row per record"
         case nodes.Sink(emit="latest"):
             return "the latest change of each key and batch"
-        case nodes.Process(by=str(by)):
-            return f"by {by}"
+        case nodes.Process(by=by, tables=tables):
+            key = f"by {by}" if by else ""
+            read = f"reads {', '.join(tables)}" if tables else ""
+            return " ".join([key, read])
         case nodes.Deduplicate():
             return f"{node.by} within {duration_text(node.within_ms)}"
         case _:

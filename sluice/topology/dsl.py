@@ -925,6 +925,7 @@ class Stream(Handle[V]):
         returns: type[R],
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -937,6 +938,7 @@ class Stream(Handle[V]):
         returns: None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -948,6 +950,7 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -956,14 +959,23 @@ class Stream(Handle[V]):
 
         `stores` declares key-value stores by name, with the type of their values (`Any` for plain JSON data), or with
         type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
-        the processor forwards; `outputs` names further outputs with their types. `by` is an SQL expression for the key
-        of stores and timers, which is the record's key by default.
+        the processor forwards; `outputs` names further outputs with their types. `tables` names tables of the pipeline,
+        whose rows the processor can read by any key: every worker gets a copy of them. `by` is an SQL expression for
+        the key of stores and timers, which is the record's key by default.
 
         Unless `queryable=False`, each store can be queried by this key; the result is an object with all of the key's
         entries.
         """
         return self._process(
-            "process", processor, returns, stores, outputs, by=by, queryable=queryable, on_error=on_error
+            "process",
+            processor,
+            returns,
+            stores,
+            outputs,
+            tables,
+            by=by,
+            queryable=queryable,
+            on_error=on_error,
         )
 
     @overload
@@ -974,6 +986,7 @@ class Stream(Handle[V]):
         returns: type[R],
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -986,6 +999,7 @@ class Stream(Handle[V]):
         returns: None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -997,6 +1011,7 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
+        tables: Mapping[str, Table[Any]] | None = None,
         by: str | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
@@ -1013,7 +1028,15 @@ class Stream(Handle[V]):
                 next_step="Use process(...), whose processor chooses the keys of its results.",
             )
         return self._process(
-            "process_values", processor, returns, stores, outputs, by=by, queryable=queryable, on_error=on_error
+            "process_values",
+            processor,
+            returns,
+            stores,
+            outputs,
+            tables,
+            by=by,
+            queryable=queryable,
+            on_error=on_error,
         )
 
     def _process(
@@ -1023,6 +1046,7 @@ class Stream(Handle[V]):
         returns: Contract | None,
         stores: Mapping[str, Any] | None,
         outputs: Mapping[str, Contract | None] | None,
+        tables: Mapping[str, Table[Any]] | None,
         *,
         by: str | None,
         queryable: bool,
@@ -1032,6 +1056,7 @@ class Stream(Handle[V]):
         _require_processor(where, processor, self.contract, Context if step == "process" else ValueContext)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
+        tables = self._readable_tables(where, tables or {})
         self._result_shape(step, returns)
         for name, kind in (outputs or {}).items():
             self._result_shape(step, kind, f"outputs[{name!r}]")
@@ -1054,9 +1079,25 @@ class Stream(Handle[V]):
             queryable=queryable,
             keeps_key=step == "process_values",
             by=by,
+            tables={name: table.node for name, table in tables.items()},
+            table_types={name: table.contract for name, table in tables.items()},
             on_error=on_error,
         )
         return Processed(self.pipeline, node)
+
+    def _readable_tables(self, where: str, tables: Any) -> Mapping[str, Table[Any]]:
+        """The tables that a processor can read. Raises TopologyError if it cannot read one of them."""
+        arguments.require_instance(where, tables, Mapping, "tables={name: table}")
+        for name, table in tables.items():
+            arguments.require_instance(where, table, Table, f"a table as tables[{name!r}]")
+            self._require_same_pipeline(where, table)
+            # The rows of a windowed table have a key and a window.
+            if nodes.window_of(table.node) is not None:
+                raise TopologyError(
+                    f"{where}: the table {name!r} is windowed.",
+                    next_step="Give its rows plain keys first: to_stream().select_key(...).to_table(store=...).",
+                )
+        return tables  # type: ignore[no-any-return]
 
     def deduplicate(
         self,

@@ -284,6 +284,10 @@ class Process(Node):
     """Whether each result has the key of its record, as in Kafka Streams' `processValues`."""
     by: str | None = None
     """The expression for the key of the stores; None for the record's key."""
+    tables: Mapping[str, Node] = field(default_factory=dict)
+    """The tables whose rows the processor reads, by the names under which it reads them."""
+    table_types: Mapping[str, type | None] = field(default_factory=dict)
+    """The type of each table's values; None for plain JSON data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,6 +380,8 @@ def parents(node: Node) -> tuple[Node, ...]:
             return (left, right)
         case Cogroup(parts=parts):
             return tuple(part.parent for part in parts)
+        case Process(parent=parent, tables=tables):
+            return (parent, *tables.values())
         case _:
             return (node.parent,)  # type: ignore[attr-defined]
 
@@ -392,6 +398,9 @@ def with_parents(node: N, others: Mapping[Node, Node]) -> N:
         case Cogroup(parent=parent, parts=parts):
             new_parts = tuple(replace(part, parent=others[part.parent]) for part in parts)
             return replace(node, parent=others[parent], parts=new_parts)
+        case Process(parent=parent, tables=tables):
+            others_by_name = {name: others[table] for name, table in tables.items()}
+            return replace(node, parent=others[parent], tables=others_by_name)
         case _:
             return replace(node, parent=others[node.parent])  # type: ignore[attr-defined, call-arg]
 

@@ -316,7 +316,7 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return pipeline.stream(built.topic_of(node["topic"]), value=built.contract(node), nulls="keep")
         case "table":
             return pipeline.table(built.topic_of(node["topic"]), value=built.contract(node))
-        case "global_table":
+        case "global_table" | "global_store":
             return pipeline.global_table(built.topic_of(node["topic"]), value=built.contract(node))
         case "merge":
             first, *others = (handles[name] for name in node["in"])
@@ -334,7 +334,7 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
         case "to_table":
             return parent.to_table(store=built.store_of(node))
         case "process" | "process_values" | "punctuate" | "deduplicate":
-            return _processed(built, node, parent)
+            return _processed(built, node, parent, handles)
         case _:
             return _step(built, node, parent)
 
@@ -380,7 +380,7 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
     raise NotMet(f"there is no operator {node['op']!r}")
 
 
-def _processed(built: Built, node: dict[str, Any], parent: Any) -> Any:
+def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[str, Any]) -> Any:
     """The results of a step that has a state for each key and passes records on one by one."""
     match node["op"]:
         case "process":
@@ -391,6 +391,7 @@ def _processed(built: Built, node: dict[str, Any], parent: Any) -> Any:
                 processor(node),
                 stores={"counts": int},
                 by="coalesce(_key, '')",
+                tables={name: handles[name] for name in _looked_up(node)},
                 queryable=False,
                 returns=values.contract(built._kind_at(node["id"], [])),
             ).output
@@ -412,6 +413,19 @@ def _processed(built: Built, node: dict[str, Any], parent: Any) -> Any:
             return parent.process(processor(node), stores={"counts": int}, queryable=False, returns=returns).output
         case _:
             return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
+
+
+def _looked_up(expression: Any) -> set[str]:
+    """The tables that a node's expressions look up."""
+    match expression:
+        case ["lookup", table, key]:
+            return {table} | _looked_up(key)
+        case list():
+            return set().union(*map(_looked_up, expression))
+        case dict():
+            return _looked_up([*expression.values()])
+        case _:
+            return set()
 
 
 def _join(node: dict[str, Any], left: Any, right: Any) -> Any:

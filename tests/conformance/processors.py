@@ -58,7 +58,7 @@ class Values:
         value = msgspec.to_builtins(record.value)
 
         def lookup(table: str, key: Expression) -> Any:
-            return None
+            return msgspec.to_builtins(self.context.table(table).get(computed(key)))
 
         more: Mapping[str, Callable[..., Any]] = {
             "ts": lambda: record.time,

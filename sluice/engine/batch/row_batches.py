@@ -36,6 +36,8 @@ class RowBatchWriter:
     """The side outputs of the task, sent after its rows. The label of a side output determines the worker."""
     to_all: bool = False
     """Whether every row goes to every worker."""
+    copied: frozenset[tuple[int, int]] = frozenset()
+    """Target and side of the rows of which every worker gets a copy."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
@@ -59,11 +61,23 @@ class RowBatchWriter:
         if self.to_all:
             row_batches = dict.fromkeys(range(self.workers), pack_table(rows))
         else:
-            owners = self._owners(table)
+            owners, copied = self._owners(table), self._copied_rows(table)
+            workers = range(self.workers) if copied.any() else np.unique(owners).tolist()
             row_batches = {}
-            for worker in np.unique(owners).tolist():
-                row_batches[worker] = pack_table(rows.filter(pa.array(owners == worker)))
+            for worker in workers:
+                row_batches[worker] = pack_table(rows.filter(pa.array((owners == worker) | copied)))
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
+
+    def _copied_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that every worker gets. A row on its way to a later stage has been copied already."""
+        copied = np.zeros(table.num_rows, bool)
+        if self.copied:
+            targets, sides = (table.column(name).to_numpy() for name in ("target", "side"))
+            for target, side in self.copied:
+                copied |= (targets == target) & (sides == side)
+            is_new = table.column("worker").is_null()
+            copied &= np.asarray(pc.and_(is_new, pc.invert(table.column("emitted"))))
+        return copied
 
     def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""

@@ -86,7 +86,7 @@ class ArrowQuery:
             workers,
             frozenset(source.topic for source in job.streams),
             frozenset(table.source.topic for table in job.tables),
-            Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs))),
+            Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs, copied=job.copied))),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
             state_types,

@@ -136,7 +136,7 @@ class Frames:
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
-        pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs)
+        pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs, copied=job.copied)
         if steps is None:
             row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_DDL)
         else:

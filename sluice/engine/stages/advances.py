@@ -118,7 +118,9 @@ class ReportAdvances:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         edges: list[tuple[PlannedOperator, Edge]] = []
         for operator in self.operators:
-            edges += [(operator, edge) for edge in operator.edges if edge.stage == self.stage]
+            of_operator = (edge for edge in operator.edges if edge.stage == self.stage)
+            # The rows of tables that a processor reads do not advance its stream time.
+            edges += [(operator, edge) for edge in of_operator if not edge.is_copied]
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         """Operator and side → the rows for this side so far."""
         for batch in batches:

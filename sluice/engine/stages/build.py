@@ -127,12 +127,18 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
         returns[name] = output.type.value if output.type else Any
+    tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
     argument = action.takes.value if action.takes else Any
     try:
         return Process(
-            action.processor.value, options, argument_type=argument, outputs=returns, keeps_key=action.keeps_key,
+            action.processor.value,
+            options,
+            argument_type=argument,
+            outputs=returns,
+            keeps_key=action.keeps_key,
             is_keyed_by=action.is_keyed_by,
-        )  # fmt: skip
+            tables=tables,
+        )
     except BaseException as error:
         name = action.processor.value.__name__
         raise EngineError(

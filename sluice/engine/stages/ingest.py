@@ -202,7 +202,7 @@ class Ingest:
         headers = headers_of_records(batch)
         if headers is not None:
             position["headers"] = headers.take(taken)
-        if operator.has_own_stream_time:
+        if operator.has_own_stream_time and not side.is_copied:
             task.advances.add_rows(operator, side.side, advancing[indices], position)
             self._add_other_advances(batch, operator, side, advancing & ~passed, positions, task)
             if operator.is_timed_by_source:

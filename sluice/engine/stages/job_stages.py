@@ -159,7 +159,12 @@ class Stages:
             needed.append(report_advances)
         if moves.joins:
             needed.append(moves)
-        return (*needed, RowBatchWriter(self.job.pipeline.workers, self.storage.side_outputs))
+        writer = RowBatchWriter(
+            self.job.pipeline.workers,
+            self.storage.side_outputs,
+            copied=self.job.copied,
+        )
+        return (*needed, writer)
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

@@ -14,7 +14,7 @@ from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
-from sluice.operators.base import Row
+from sluice.operators.base import LEFT, Row
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.process import Process
@@ -39,6 +39,10 @@ class BatchStates:
         """The states of keys. Keys without a state are omitted."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
+    def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
+        """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""
+        return self.shard.read_states(operator, names, self.batch, self.epoch, shared=True)
+
     def shared(self, operator: int) -> StoredState | None:
         """The operator's state that all keys of the worker share, if any."""
         return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
@@ -57,15 +61,63 @@ class BatchStates:
         return BEFORE_ALL if due is None else due
 
 
+class CopiedRows:
+    """This worker's copies of the rows of the tables that a processor reads, in one batch.
+
+    A row is stored as a state that belongs to no key, under a name of its table's side and its key.
+    """
+
+    def __init__(self, operator: int, stored: BatchStates) -> None:
+        self._operator = operator
+        self._stored = stored
+        self._values: dict[str, str | None] = {}
+        """Name → the value of each row that has been read or changed."""
+        self._digests: dict[str, int] = {}
+        self._changed: dict[str, None] = {}
+
+    def read(self, side: int, key: str) -> str | None:
+        """The value of a row as JSON; None without a row."""
+        name = f"{side}:{key}"
+        if name not in self._values:
+            self.load([name])
+        return self._values[name]
+
+    def load(self, names: list[str]) -> None:
+        """Load rows in one read."""
+        rows = self._stored.read_rows(self._operator, names)
+        for name in names:
+            row = rows.get(name)
+            self._values[name] = None if row is None else row.data.decode()
+            if row is not None:
+                self._digests[name] = row.digest
+
+    def put(self, side: int, key: str, value: str | None) -> None:
+        """Change or delete a row, which has been loaded."""
+        name = f"{side}:{key}"
+        self._values[name] = value
+        self._changed[name] = None
+
+    def states_to_store(self) -> Iterator[State]:
+        for name in self._changed:
+            value, replaced = self._values[name], self._digests.get(name, 0)
+            if value is not None or replaced:
+                data = None if value is None else value.encode()
+                yield State(self._operator, name, data, shared=True, replaces=replaced)
+
+
 class OperatorRun:
     """One operator in one batch, with the states of its keys."""
 
     def __init__(self, spec: StageOperator, stored: BatchStates, timeline: Timeline | None) -> None:
         self.spec = spec
         self.operator = spec.make()
+        self.copied_rows = CopiedRows(spec.number, stored)
+        self.reads_tables = isinstance(self.operator, Process) and self.operator.reads_tables
+        """Whether the operator is a processor that gets copies of the rows of tables."""
         self._process = self.operator.process
         if isinstance(self.operator, Process):
             self.operator.set_clock(stored.before.now)
+            self.operator.read_tables_with(self.copied_rows.read)
         self._is_suppress = isinstance(self.operator, Suppress)
         self.timeline = timeline
         self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
@@ -177,6 +229,10 @@ class OperatorRun:
 
     def process(self, row: Row, output: StageOutput) -> None:
         """Process one row. A result that becomes due with the row is sent by `release`, not here."""
+        if self.reads_tables and row.side != LEFT:
+            if row.key is not None:
+                self.copied_rows.put(row.side, row.key, row.value)
+            return
         output.operator, output.row, output.headers = self.spec, row, row.headers
         key = row.key
         if self.releases is not None and key is not None:
@@ -278,6 +334,7 @@ class OperatorRun:
     def states_to_store(self) -> Iterator[State]:
         """The states for the shard, which writes those that have changed, and the tombstones of emptied states."""
         operator, number = self.operator, self.spec.number
+        yield from self.copied_rows.states_to_store()
         for key, state in self._states.items():
             digest_before = self._digests.get(key, 0)
             if not operator.is_empty(state):

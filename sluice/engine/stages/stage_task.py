@@ -32,7 +32,7 @@ from sluice.engine.stages.operator_run import BatchStates, OperatorRun
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import TableAggregate
-from sluice.operators.base import Row
+from sluice.operators.base import LEFT, Row
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
 
@@ -167,7 +167,9 @@ class StageRun:
         for number in operators:
             runs = (operators[number], *self.listeners.get(number, ()))
             releasing[number] = [run for run in runs if run.releases is not None]
-        can_group_by_key = not self.listeners and not any(releasing.values())
+        # Other keys matter to a processor that reads tables, too.
+        reads_tables = any(run.reads_tables for run in operators.values())
+        can_group_by_key = not (self.listeners or any(releasing.values()) or reads_tables)
         first = _GROUPED_BY_KEY if can_group_by_key else ()
         ordered = rows.take(pa.array(sorted_indices(rows, first)))
         self._load_states(ordered)
@@ -258,10 +260,22 @@ class StageRun:
     def _load_states(self, rows: pa.Table) -> None:
         """Load the states of all keys, sorted because neighbours are close to each other in the shard."""
         for target in pc.unique(rows.column("target")).to_pylist():
-            keys = rows.filter(pc.equal(rows.column("target"), target)).column("key")
+            of_target = rows.filter(pc.equal(rows.column("target"), target))
+            if self.operators[target].reads_tables:
+                of_target = self._load_copied_rows(self.operators[target], of_target)
+            keys = of_target.column("key")
             sorted_keys = pc.drop_null(pc.unique(keys)).sort().to_pylist()
             for run in (self.operators[target], *self.listeners.get(target, ())):
                 run.load(sorted_keys)
+
+    @staticmethod
+    def _load_copied_rows(run: OperatorRun, rows: pa.Table) -> pa.Table:
+        """Load the rows of tables that change. Returns the other rows."""
+        is_record = pc.equal(rows.column("side"), LEFT)
+        changes = rows.filter(pc.and_(pc.invert(is_record), rows.column("key").is_valid()))
+        sides, keys = (changes.column(name).to_pylist() for name in ("side", "key"))
+        run.copied_rows.load(sorted({f"{side}:{key}" for side, key in zip(sides, keys, strict=True)}))
+        return rows.filter(is_record)
 
     def close(self) -> None:
         """Close all operators after the last row. An operator's results may go to a later one, so the order matters."""
