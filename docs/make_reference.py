@@ -42,6 +42,7 @@ PUBLIC: dict[str, list[Any]] = {
         processor.ValueProcessor,
         processor.ValueContext,
         processor.Store,
+        processor.ReadOnlyTable,
         processor.Timer,
     ],
     "Querying the REST API from Python": [
@@ -66,7 +67,7 @@ _WITHOUT_MEMBERS = {sluice.Window}
 _MADE_BY_METHODS = {
     sluice.Stream, sluice.GroupedStream, sluice.WindowedStream, sluice.Table, sluice.GlobalTable,
     sluice.GroupedTable, sluice.Processed, processor.Processor, processor.Context, processor.Store,
-    processor.ValueProcessor, processor.ValueContext, Stores,
+    processor.ReadOnlyTable, processor.ValueProcessor, processor.ValueContext, Stores,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from sluice.errors import (
 from sluice.operators.processor import (
     Context,
     Processor,
+    ReadOnlyTable,
     Record,
     Store,
     Timer,
@@ -101,6 +102,7 @@ __all__ = [
     "Processed",
     "Processor",
     "QueryError",
+    "ReadOnlyTable",
     "Record",
     "Routes",
     "Serde",

@@ -15,6 +15,8 @@ from sluice.values.windows import Bounds
 
 LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
+READ = 100
+"""The side of the rows of the first table that a processor reads; the sides of its other tables follow."""
 DEFAULT_OUTPUT = "output"
 """The name of an operator's output. Only a processor can have others."""
 AHEAD = 3
@@ -53,7 +55,10 @@ class Row(msgspec.Struct):
     after: int
     """The operator's stream time including this row, ms."""
     side: int = LEFT
-    """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT. Operators with one input use LEFT."""
+    """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT. Operators with one input use LEFT.
+
+    The rows of tables that a processor reads have sides from READ on.
+    """
     old: bool = False
     """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
     and `after`: the old value, then the new one."""

@@ -30,7 +30,7 @@ class Process:
 
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record. `is_keyed_by`: a row's
     key is the key of the stores, and the record's own key is in `foreign`. `tables`: the types of the values of the
-    tables that the processor reads. Their rows have the sides from 1 on, and do not come to `process`.
+    tables that the processor reads. Their rows have the sides from READ on, and do not come to `process`.
 
     An event timer fires after the record, of any key, that advances stream time to the timer's time, and therefore
     before the next record of the timer's own key. A processor that sets timers has a method `on_timer(timer)`. If the

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
-from sluice.operators.base import DEFAULT_OUTPUT, Output
+from sluice.operators.base import DEFAULT_OUTPUT, READ, Output
 from sluice.operators.encoding import (
     IMMUTABLE,
     Declared,
@@ -254,7 +254,7 @@ class ContextBase:
     ) -> None:
         self._journal = Journal()
         self.tables: dict[str, ReadOnlyTable[Any]] = {}
-        for number, (name, value_type) in enumerate((tables or {}).items(), start=1):
+        for number, (name, value_type) in enumerate((tables or {}).items(), start=READ):
             self.tables[name] = ReadOnlyTable(number, value_type)
         self._stores: dict[str, Store[Any]] = {}
         self._fields: list[tuple[Store[Any], str]] = []

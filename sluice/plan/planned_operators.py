@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.operators.base import DEFAULT_OUTPUT
+from sluice.operators.base import DEFAULT_OUTPUT, READ
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -168,7 +168,7 @@ class PlannedOperator:
     @property
     def timed_sides(self) -> tuple[int, ...]:
         """The sides that have a stream time each, besides the one that all of them share."""
-        return tuple(edge.side for edge in self.edges if edge.side >= COGROUPED)
+        return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
 
     @property
     def has_own_stream_time(self) -> bool:

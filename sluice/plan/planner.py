@@ -159,7 +159,7 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     for source in _sources(pipeline):
         if source.kind == "global_table":
             sql_type = contracts.sql_type(source.serde.contract)
-            tables.append(GlobalTableInput(source_of(source), source.number, sql_type))
+            tables.append(GlobalTableInput(source_of(source), source.number, sql_type, source.store or source.topic))
     return tuple(tables)
 
 

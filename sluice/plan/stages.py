@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
-from sluice.operators.base import AHEAD, LEFT, RIGHT
+from sluice.operators.base import AHEAD, LEFT, READ, RIGHT
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.node_steps import LateSinks, topics_of
@@ -163,8 +163,8 @@ class StagePlanner:
     def _input_edges(self, node: nodes.Node, functions: Sequence[AggregateFunction]) -> list[Edge]:
         """The edges into an operator."""
         edges = []
-        first_side = COGROUPED if isinstance(node, nodes.Cogroup) else LEFT
-        for side, parent in enumerate(nodes.parents(node), first_side):
+        for number, parent in enumerate(nodes.parents(node)):
+            side = _side_of(node, number)
             scope = self.scopes.after(parent, old=self._takes_old_values(node, side))
             if isinstance(node, nodes.ToTable | nodes.Changes):
                 scope = self.scopes.null_as_missing(scope)
@@ -272,10 +272,16 @@ class StagePlanner:
 
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
         """The scope with the path of the rows that go into a side of a node."""
-        reads_store = isinstance(node, nodes.Process) and side != LEFT
-        if isinstance(node, nodes.Join) and node.kind == "stream-table":
-            reads_store = side == RIGHT
-        if side >= AHEAD or reads_store:
+        match node:
+            case nodes.Process():
+                reads_store = side != LEFT
+            case nodes.Join(kind="stream-table"):
+                reads_store = side == RIGHT
+            case nodes.Join():
+                reads_store = side >= AHEAD
+            case _:
+                reads_store = False
+        if reads_store:
             # The node reads the table's store, which is updated before any step after the table gets the change.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
@@ -356,6 +362,17 @@ def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
     while isinstance(own, nodes.Filter | nodes.Select | nodes.MapValues):
         own = own.parent
     return own in nodes.upstream(other)
+
+
+def _side_of(node: nodes.Node, number: int) -> int:
+    """The side of the rows that come from the node's input with this number."""
+    match node:
+        case nodes.Cogroup():
+            return COGROUPED + number
+        case nodes.Process() if number > 0:
+            return READ + number - 1
+        case _:
+            return number
 
 
 def _key_expression(node: nodes.Node, side: int) -> str | None:

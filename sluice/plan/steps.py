@@ -97,6 +97,7 @@ class GlobalTableInput:
     group: int
     value: str
     """The Spark SQL type of the values."""
+    store: str
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ class Source(Node):
     on_time: OnTime
     """Policy for a record without a valid event time; `clock` gives it the time of processing."""
     shape: Shape
+    store: str | None = None
+    """The name of a global table's store; None for the topic's name."""
 
     @property
     def fields(self) -> dict[str, str]:

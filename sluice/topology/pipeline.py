@@ -219,11 +219,24 @@ class Pipeline(Graph):
         *,
         value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
+        store: str | None = None,
         on_error: OnError | None = None,
     ) -> GlobalTable[V]:
-        """Read a topic as a table of which every worker has a full copy; the store has the topic's name."""
-        self.claim("store", topic)
-        source = self._source(topic, "global_table", value, key, nulls="keep", on_error=on_error)
+        """Read a topic as a table of which every worker has a full copy.
+
+        The store has the topic's name unless `store` names it. Streams join the table by any key, and processors read
+        it (`process(tables=...)`).
+        """
+        self.claim("store", store or topic)
+        source = self._source(
+            topic,
+            "global_table",
+            value,
+            key,
+            nulls="keep",
+            on_error=on_error,
+            store=store,
+        )
         return GlobalTable(self, source, source.shape, source.serde.contract)
 
     def _source(
@@ -237,6 +250,7 @@ class Pipeline(Graph):
         nulls: OnNull,
         on_time: OnTime | None = None,
         on_error: OnError | None,
+        store: str | None = None,
     ) -> nodes.Source:
         self.claim("topic", topic)
         where = f"{self.name}: {topic} at {source_line()}"
@@ -283,6 +297,7 @@ class Pipeline(Graph):
             nulls=nulls,
             on_time=on_time,
             shape=shape,
+            store=store,
             on_error=on_error,
         )
 

@@ -174,5 +174,8 @@ def test_joins(driver: TopologyTestDriver) -> None:
 def test_processors(driver: TopologyTestDriver) -> None:
     assert records(driver, "running") == [("s1", 5), ("s1", 25), ("s3", 7)]
     assert [value["item"] for _, value in records(driver, "new_items")] == ["tea", "pot"]
+    assert records(driver, "traced") == [("s1", 5), ("s1", 20), ("s3", 7)]
+    assert {record.timestamp for record in driver.output("traced")} == {4_999}
+    assert records(driver, "floors") == [("s1", [2, 2]), ("s1", [2, 2]), ("s3", [3, 2])]
     driver.pipe("sales", {"item": "cup", "amount": 1}, key="s3", timestamp=5_000 + 3_600_000)
     assert records(driver, "quiet") == [("s1", "an hour without a sale")], "the other key's sale postponed its timer"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Decimal2, Pipeline, Record, Timer
+from sluice import Context, Decimal2, Pipeline, Record, Table, Timer, tumbling
 from sluice.errors import TopologyError
+from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -265,3 +266,63 @@ def test_punctuation_comes_once_for_all_periods_that_have_passed(by_one: bool) -
         assert sorted(reports()) == [("a", "wall 3", 1_039), ("b", "wall 2", 1_039)]
         driver.advance(1)
         assert sorted(reports()) == [("a", "wall 3", 1_040), ("b", "wall 2", 1_040)]
+
+
+class Rate(Struct):
+    factor: int
+
+
+class Converted:
+    """Multiplies each amount by the rate of its key, and adds the total of another key as it is then."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[int]) -> None:
+        rate = self.context.table("rates").get(record.key)
+        others = self.context.table("totals").get("b" if record.key == "a" else "a", 0)
+        factor = 1 if rate is None else rate.factor
+        self.context.forward(record.key, [record.value * factor, others])
+
+
+def converted(workers: int = 3) -> Pipeline:
+    pipeline = Pipeline("converted", workers=workers)
+    numbers = pipeline.stream("numbers", value=int)
+    rates = pipeline.global_table("rates", value=Rate, store="newest_rates")
+    totals = numbers.group_by_key().aggregate(int, lambda total, number: total + number, store="totals", returns=int)
+    tables: dict[str, Table[Any]] = {"rates": rates, "totals": totals}
+    numbers.process(Converted, tables=tables, returns=list[int]).output.to("converted")
+    return pipeline
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_a_processor_reads_the_rows_of_any_key_as_of_its_record(drive: Drive, by_one: bool) -> None:
+    driver = drive(converted())
+    story: list[tuple[str, str, Any]] = [
+        ("numbers", "a", 1), ("rates", "a", {"factor": 10}), ("numbers", "a", 2), ("numbers", "b", 5),
+        ("rates", "b", {"factor": 7}), ("rates", "a", None), ("numbers", "a", 3), ("numbers", "b", 1),
+    ]  # fmt: skip
+    for time, (topic, key, value) in enumerate(story):
+        driver.pipe(topic, value, key, timestamp=time)
+        if by_one:
+            driver.commit()
+    assert read(driver, "converted") == [
+        ("a", [1, 0]), ("a", [20, 0]), ("b", [5, 3]), ("a", [3, 5]), ("b", [7, 6]),
+    ]  # fmt: skip
+    assert driver.store("newest_rates") == {"b": {"factor": 7}}
+    assert "reads rates, totals" in plan(driver.pipeline).pipeline.text
+
+
+def test_a_processor_cannot_read_what_is_no_table_of_plain_keys(drive: Drive) -> None:
+    pipeline = Pipeline("unreadable")
+    numbers = pipeline.stream("numbers", value=int)
+    windows = numbers.group_by_key().windowed_by(tumbling("1 minute")).count(store="counts")
+    with pytest.raises(TopologyError, match="the table 'counts' is windowed"):
+        numbers.process(Converted, tables={"counts": windows})
+    with pytest.raises(TopologyError, match=r"expected a table as tables\['numbers'\], got Stream"):
+        numbers.process(Converted, tables={"numbers": numbers})  # type: ignore[dict-item]
+    numbers.process(Converted, returns=list[int])
+    driver = drive(pipeline)
+    driver.pipe("numbers", 1, "a")
+    (letter,) = driver.dead_letters()
+    assert "The processor has no table 'rates'" in letter.headers["sluice.detail"]

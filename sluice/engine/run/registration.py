@@ -108,7 +108,7 @@ def _table_stores(job: Job) -> Iterator[StoreInfo]:
     for table in job.tables:
         yield StoreInfo(
             pipeline=job.pipeline.name,
-            name=table.source.topic,
+            name=table.store,
             kind="global",
             group_id=table.group,
             store_column=0,
