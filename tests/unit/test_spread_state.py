@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ def version(key: str, shared: int) -> StateVersion:
 
 
 def test_every_new_worker_gets_one_copy_of_a_table_that_a_processor_reads() -> None:
-    old: Any = None
+    old: Any = SimpleNamespace(workers=[0, 1])
+    key = next(key for key in ("tea", "pot", "cup", "jar") if owner(key, 2) == 0)
     first, second = (_Division(old, worker, 3, frozenset()) for worker in (0, 1))
-    copied, of_key = version("8:tea", 1), version("tea", 0)
+    copied, of_key = version("8:tea", 1), version(key, 0)
     assert second.of_states([copied]) == {}
     everyone = {number: [copied] for number in range(3)}
     assert first.of_states([copied]) == everyone
-    everyone[owner("tea", 3)].append(of_key)
+    everyone[owner(key, 3)].append(of_key)
     assert first.of_states([copied, of_key]) == everyone
 
 

@@ -96,7 +96,7 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
     """
     spread = {name: time for name, time in times.items() if not name.startswith(f"{WALL}/")}
     for name, time in times.items():
-        if name not in spread and time >= 0:
+        if name.startswith(f"{WALL}/") and time >= 0:
             operator = name.removeprefix(f"{WALL}/").rpartition("/")[0]
             for worker in range(workers):
                 new = wall_name(operator, worker)
