@@ -61,7 +61,11 @@ def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
             split = split_aggregate(part.columns[column])
             assert isinstance(split, SplitAggregate)
             splits[number] = split
-    computed = {(split.text, tuple((name, more) for name, _, more in split.functions)) for split in splits.values()}
+    # The streams add to the same accumulators, so they may differ only in the arguments of functions.
+    computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
+    for split in splits.values():
+        functions = tuple([(name, parameters) for name, _, parameters in split.functions])
+        computed.add((split.text, functions))
     if len(computed) > 1:
         texts = " and ".join(part.columns[column] for part in node.parts if column in part.columns)
         raise TopologyError(

@@ -178,7 +178,8 @@ class PlannedOperator:
     @property
     def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
-        # The sides of a join, and cogrouped streams, share a stream time. Rows of another stage come from other tasks.
+        # The sides of a join, and cogrouped streams, share a stream time. Rows of
+        # another stage come from other tasks.
         if self.is_stream_join or len(self.topics) > 1 or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)

@@ -111,8 +111,11 @@ class ReportAdvances:
 
     @classmethod
     def of(cls, job: Job, stage: int) -> Self:
-        timed = [operator for operator in job.operators if operator.has_own_stream_time]
-        operators = [operator for operator in timed if any(edge.stage == stage for edge in operator.edges)]
+        operators: list[PlannedOperator] = []
+        for operator in job.operators:
+            stages = {edge.stage for edge in operator.edges}
+            if operator.has_own_stream_time and stage in stages:
+                operators.append(operator)
         return cls(tuple(operators), stage, job.pipeline.workers)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

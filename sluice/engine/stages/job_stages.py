@@ -176,16 +176,18 @@ class Stages:
 
     def input_types(self) -> dict[int, str]:
         """Operator → the types of its inputs on all sides."""
-        return {
-            operator.number: "; ".join(
-                ", ".join(self.arguments[operator.number])
-                if edge.has_arguments
-                else self._values[edge.target, edge.side]
-                for edge in operator.edges
-                if edge.side < AHEAD or edge.side >= COGROUPED
-            )
-            for operator in self.job.operators
-        }
+        types: dict[int, str] = {}
+        for operator in self.job.operators:
+            of_sides: list[str] = []
+            for edge in operator.edges:
+                if AHEAD <= edge.side < COGROUPED:
+                    continue
+                if edge.has_arguments:
+                    of_sides.append(", ".join(self.arguments[operator.number]))
+                else:
+                    of_sides.append(self._values[edge.target, edge.side])
+            types[operator.number] = "; ".join(of_sides)
+        return types
 
     def _result_types(self, operator: PlannedOperator) -> Iterable[tuple[str, str]]:
         """The columns of an operator's results, with their types."""

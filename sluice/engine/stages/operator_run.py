@@ -146,8 +146,8 @@ class OperatorRun:
 
     def _closed_time(self, timeline: Timeline) -> int:
         """The stream time at which the operator drops state that can no longer change."""
-        # As in Kafka Streams, a record is late by the stream time of its own cogrouped stream, but the results that a
-        # suppress step holds back come out by the largest stream time.
+        # As in Kafka Streams, a record is late by the stream time of its own cogrouped stream, but
+        # the results that a suppress step holds back come out by the largest stream time.
         return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
 
     def _create_releases(self) -> Releases | None:
