@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,9 +20,73 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Values of a type from their JSON. A null text is a null."""
+    if (declared := _declared(kind)) is not None:
+        # All texts together take a third of the time of one after the other.
+        together = f"[{','.join(['null' if text is None else text for text in texts.to_pylist()])}]"
+        try:
+            return _column(_decoder(declared)(together), kind)
+        except msgspec.DecodeError:
+            pass  # a text in place of another type, or another type in place of a text
+    return values_one_by_one(texts, kind)
+
+
+def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Like `array_of_json`, for every JSON that Spark reads."""
     convert = _conversion(kind)
     values = [None if text is None else convert(_decode(text)) for text in texts.to_pylist()]
     return pa.array(values, kind)
+
+
+@cache
+def _declared(kind: pa.DataType) -> Any:
+    """The type as which msgspec decodes values for a column; None if the column needs values of another form."""
+    if pa.types.is_struct(kind):
+        members = []
+        for number, field in enumerate(kind):
+            if (inner := _declared(field.type)) is None:
+                return None
+            # A name in JSON need not be a name in Python.
+            members.append((f"f{number}", inner | None, msgspec.field(default=None, name=field.name)))
+        return msgspec.defstruct("Object", members, gc=False)
+    if pa.types.is_list(kind):
+        element = _declared(kind.value_type)
+        is_nested = element is None or pa.types.is_nested(kind.value_type)
+        return None if is_nested else list.__class_getitem__(element | None)
+    for is_kind, declared in _SIMPLE:
+        if is_kind(kind):
+            return declared
+    return None
+
+
+_SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pa.types.is_string, str),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_decimal, Decimal),
+)
+"""The types that msgspec and Arrow read alike."""
+
+
+@cache
+def _decoder(declared: Any) -> Callable[[str], list[Any]]:
+    return msgspec.json.Decoder(list[declared | None]).decode
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column of values of the declared type."""
+    if not pa.types.is_struct(kind):
+        return pa.array(values, kind)
+    is_null = [value is None for value in values]
+    has_nulls = any(is_null)
+    columns = []
+    for number, field in enumerate(kind):
+        read = attrgetter(f"f{number}")
+        members = (None if value is None else read(value) for value in values) if has_nulls else map(read, values)
+        columns.append(_column([*members], field.type))
+    if not columns:
+        return pa.array([None if null else {} for null in is_null], kind)
+    return pa.StructArray.from_arrays(columns, fields=[*kind], mask=pa.array(is_null, pa.bool_()))
 
 
 @cache
