@@ -149,7 +149,8 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     api.runs.states["orders"] = DagState(True, msgspec.structs.replace(run, state="failed"))
     states.ledger.failures.add(Failure.of(failed, "orders", run="orders/manual__1/totals"))
     states.ledger.failures.set_files([Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")])
-    expect(page.locator("#failures li")).to_have_count(2)
+    # No broker answers, either.
+    expect(page.locator("#failures li")).to_have_count(4)
     expect(page.locator("#failures li").first).to_contain_text("Invalid topology")
     expect(page.locator("#failures li").first).to_contain_text(HOSTILE)
     expect(page.locator("#failures li").last.get_by_role("link")).to_have_attribute("href", LOG)
@@ -174,9 +175,10 @@ def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, st
         page.goto("about:blank")
         page.goto(address + view)
         lines = page.get_by_role("alert", name="Failures").get_by_role("listitem")
-        expect(lines).to_have_count(2)
-        expect(lines.first).to_contain_text("The data are too old")
-        expect(lines.last).to_contain_text("The run stopped")
+        expect(lines).to_have_count(3)
+        expect(lines.nth(0)).to_contain_text("The data are too old")
+        expect(lines.nth(1)).to_contain_text("The run stopped")
+        expect(lines.nth(2)).to_contain_text("Kafka at 127.0.0.1:1 does not answer")
         found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
         assert found.violations_count == 0, found.generate_report()
 
