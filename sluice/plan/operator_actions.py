@@ -73,7 +73,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return Changes()
         case nodes.Suppress():
             limits = node.max_records, node.max_bytes, node.when_full
-            return Suppress(node.until, _waiting_time(node), *limits, filtered=_is_filtered(node))
+            return Suppress(node.until, _waiting_time(node), *limits, _is_filtered(node), node.early_ms)
         case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
             return StreamJoin(node.how, within)
         case nodes.Join():

@@ -74,6 +74,8 @@ class Suppress:
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
     """Whether the input is a filtered table. A deletion without an old value is then no update."""
+    early_ms: int | None = None
+    """How long after a window's first change that was not sent an early result is sent; None for no early results."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ def title(node: nodes.Node) -> str:
             return f"topic {node.topic}"
         case nodes.Join():
             return f"{node.how} join with {node.right.name}"
+        case nodes.Suppress(early_ms=int(early_ms)):
+            return f"emit {duration_text(early_ms)} after a change and on window close"
         case nodes.Suppress(until="window_final"):
             return "emit on window close"
         case nodes.Suppress():

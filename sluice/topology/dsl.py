@@ -1466,6 +1466,7 @@ class Table(Handle[V]):
         max_records: int | None,
         max_bytes: int | None,
         when_full: Literal["emit_early", "shut_down"],
+        early_ms: int | None = None,
     ) -> Table[V]:
         where = self._where("suppress")
         arguments.require_choice(where, "when_full", when_full, Literal["emit_early", "shut_down"])
@@ -1480,6 +1481,7 @@ class Table(Handle[V]):
             max_records=max_records,
             max_bytes=max_bytes,
             when_full=when_full,
+            early_ms=early_ms,
         )
         return Table(self.pipeline, node, self.shape, self.contract)
 
@@ -1508,6 +1510,7 @@ class Grouped(Generic[V]):
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
         self.emit: EmitStrategy = "every"
+        self.early_ms: int | None = None
 
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
         """Count the records of each group."""
@@ -1616,7 +1619,7 @@ class Grouped(Generic[V]):
         )
         table: Table[Any] = Table(pipeline, node, shape, contract)
         if self.emit == "window_close":
-            return table._suppress("window_final", 0, None, None, "shut_down")
+            return table._suppress("window_final", 0, None, None, "shut_down", self.early_ms)
         return table
 
 
@@ -1638,6 +1641,7 @@ class GroupedStream(Grouped[V]):
         late: str | None = None,
         retention: Duration | None = None,
         emit: EmitStrategy = "every",
+        early: Duration | None = None,
     ) -> WindowedStream[V]:
         """Aggregate each window of event time, or of a number of records, separately.
 
@@ -1646,7 +1650,9 @@ class GroupedStream(Grouped[V]):
         past its end; without `retention`, forever.
 
         With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
-        any more. Queries of the store still find the results of open windows.
+        any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, they
+        also get the result of an open window, once stream time is 10 seconds past the first change that they have not
+        got. The header `window_result` of the records is then `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.by_window:
@@ -1659,14 +1665,24 @@ class GroupedStream(Grouped[V]):
             'a window, such as tumbling("1 minute")',
         )
         if isinstance(window, CountWindow):
-            if late is not None or retention is not None:
+            if (late, retention, early) != (None, None, None):
                 raise TopologyError(
-                    f"{where}: {window} counts records, whatever their times, so it has no late= and no retention=.",
+                    f"{where}: {window} counts records, whatever their times, so late=, retention= and early= have no "
+                    "meaning.",
+                    next_step="Leave them out.",
                 )
             counted = replace(window, only_complete=emit == "window_close")
             return WindowedStream(self.parent, self.key, counted)
         windowed = WindowedStream(self.parent, self.key, window)
         windowed.emit = emit
+        if early is not None:
+            windowed.early_ms = milliseconds(early)
+            arguments.require_at_least(where, "early", windowed.early_ms, 1)
+            if emit != "window_close":
+                raise TopologyError(
+                    f"{where}: early= has no meaning, because every result is sent at once.",
+                    next_step='Add emit="window_close", or leave early= out.',
+                )
         if retention is not None:
             windowed.retention_ms = retention_in_ms(window, retention)
         if late is not None:
@@ -1811,6 +1827,7 @@ class CogroupedStreams(Generic[R]):
         late: str | None = None,
         retention: Duration | None = None,
         emit: EmitStrategy = "every",
+        early: Duration | None = None,
     ) -> CogroupedStreams[R]:
         """Aggregate each window separately, as `GroupedStream.windowed_by` does."""
         assert self._first is not None
@@ -1821,7 +1838,13 @@ class CogroupedStreams(Generic[R]):
             )
         windowed = CogroupedStreams[R](self.pipeline, self.parts)
         windowed._first = self._first
-        windowed._window = self._first.windowed_by(window, late=late, retention=retention, emit=emit)
+        windowed._window = self._first.windowed_by(
+            window,
+            late=late,
+            retention=retention,
+            emit=emit,
+            early=early,
+        )
         return windowed
 
     def aggregate(

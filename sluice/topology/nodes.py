@@ -253,6 +253,8 @@ class Suppress(Node):
     max_records: int | None
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
+    early_ms: int | None = None
+    """With `window_final`: how long after a window's first change that was not sent an early result is sent."""
 
 
 @dataclass(frozen=True, eq=False)

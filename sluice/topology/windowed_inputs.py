@@ -57,7 +57,7 @@ def require_distinct_sessions(where: str, node: nodes.Node, *, deletes: bool) ->
     if not isinstance(nodes.window_of(node), SessionWindow):
         return
     steps = nodes.upstream(node)
-    is_final = any(isinstance(step, nodes.Suppress) and step.until != "time_limit" for step in steps)
+    is_final = any(map(_sends_only_final_results, steps))
     sees_deletions = deletes and isinstance(node, nodes.ToStream)
     if any(map(_is_outer_join, steps)) or not (is_final or sees_deletions):
         raise TopologyError(
@@ -77,6 +77,10 @@ def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | Non
                 f"{where}: {wrong.__name__} does not fit the window {window}.",
                 next_step=f"Use {right.__name__}, as consumers do for this kind of window.",
             )
+
+
+def _sends_only_final_results(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Suppress) and node.until != "time_limit" and node.early_ms is None
 
 
 def _is_outer_join(node: nodes.Node) -> bool:

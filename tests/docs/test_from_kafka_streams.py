@@ -137,6 +137,8 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert records(driver, "complete_dozens") == []
     ((key, count),) = records(driver, "per_closed_minute")
     assert (key, count) == ("home", 3), "the last click ended the grace of the first window"
+    marks = [(each.headers["window_result"], each.value) for each in driver.output("clicks_so_far")]
+    assert marks == [("early", 3), ("final", 3)], "the click at 59 s, which sent the early result, is in it"
     hour = 3_600_000
     assert driver.store("sales_per_day")["s1", -7 * hour, 17 * hour] == 2, "from six in the evening in Berlin"
     assert len(driver.store("sales_of_seven_days")) == 2 * 7

@@ -110,8 +110,8 @@ def by_sensor() -> Any:
         (lambda sensors: last_records(10_001), r"at most 10,000 records"),
         (lambda sensors: custom_windows(cast(Any, factory)), r"must take \(time\)"),
         (lambda sensors: custom_windows(shift, grace="soon"), r"'soon' at .* is not a duration"),
-        (lambda sensors: sensors.windowed_by(every_records(3), late="late"), r"no late= and no retention="),
-        (lambda sensors: sensors.windowed_by(last_records(3), retention="1 day"), r"no late= and no retention="),
+        (lambda sensors: sensors.windowed_by(every_records(3), late="late"), r"late=, retention= and early="),
+        (lambda sensors: sensors.windowed_by(last_records(3), retention="1 day"), r"late=, retention= and early="),
         (
             lambda sensors: sensors.windowed_by(every_records(3)).count(store="counts").suppress_until_window_closes(),
             r"the table is not windowed",

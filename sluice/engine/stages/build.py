@@ -22,6 +22,7 @@ from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
 from sluice.operators.by_window import ByWindow
+from sluice.operators.early_results import EarlyResults
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.streams import StreamJoin
@@ -88,6 +89,8 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return Merge
         case plan.Latest():
             return partial(Latest, retracts=retracts)
+        case plan.Suppress(early_ms=int(early_ms)):
+            return partial(EarlyResults, action.wait_ms, early_ms, retracts=retracts)
         case plan.Suppress():
             limit = BufferLimit(action.max_records, action.max_bytes, action.when_full)
             options = {"retracts": retracts, "filtered": action.filtered}
