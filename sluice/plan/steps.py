@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sluice.values.epochs import Unit
@@ -112,6 +112,8 @@ class Sink:
     """The topic's name, or the output name of the table."""
     encode: Reference | None
     encode_key: Reference | None
+    partition: Reference | None = field(default=None, kw_only=True)
+    """The author's function that chooses a record's partition; None for the hash of the key."""
     delivery: Delivery
     emit: Emit
     is_windowed: bool

@@ -60,6 +60,8 @@ class Output:
     """Name → value as text, or as bytes if it is not UTF-8. Of several headers of one name, the last."""
     header_pairs: tuple[tuple[str, Any], ...] = ()
     """All headers in order, as pairs of name and value."""
+    partition: int | None = None
+    """The number that `to(partition=...)` has chosen, before it is taken modulo the number of partitions."""
 
 
 _LONGEST_MS = 2**63 // 1_000
@@ -247,8 +249,14 @@ def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
     pairs = _header_pairs(record)
-    value = decode(record["value"])
-    return Output(_text(record["key"]), value, record.get("timestamp"), dict(pairs), pairs)
+    return Output(
+        _text(record["key"]),
+        decode(record["value"]),
+        record.get("timestamp"),
+        dict(pairs),
+        pairs,
+        record.get("partition"),
+    )
 
 
 def _headers(record: dict[str, Any]) -> dict[str, Any]:

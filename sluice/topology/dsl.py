@@ -8,7 +8,7 @@ made by SQL (`select`, `join`) has no declared type and is plain JSON data: a di
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
@@ -38,7 +38,7 @@ from sluice.topology.windowed_inputs import (
     require_same_windows,
 )
 from sluice.values import contracts
-from sluice.values.function_wrappers import Not, Print
+from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.json_text import encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
@@ -54,6 +54,7 @@ from sluice.values.record_metadata import (
 )
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
+from sluice.values.sql_text import literal
 from sluice.values.sql_types import element_type, struct_fields, struct_type
 from sluice.values.windowed_keys import Windowed, of_windowed_key
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow, SessionWindow
@@ -64,6 +65,8 @@ R = TypeVar("R")
 """The type that an author's function returns."""
 Key: TypeAlias = Any
 """A record's key: a text or None, or a `Windowed` behind a windowed table."""
+Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
+"""Gives the number of a record's partition, from its value as plain JSON data, or from key and value."""
 
 
 class Handle(Generic[V]):
@@ -208,10 +211,11 @@ class Handle(Generic[V]):
         to: str | OutputTable,
         value: Value[Any] | None,
         key: Function | None,
+        partition: Function | None = None,
         **options: Any,
     ) -> None:
         if isinstance(to, OutputTable):
-            self._table_sink(to, value, key, **options)
+            self._table_sink(to, value, key or partition, **options)
             return
         where = self._where(f"to({to!r})")
         self.pipeline.claim("topic", to)
@@ -228,6 +232,7 @@ class Handle(Generic[V]):
             topic=to,
             encode=encode,
             encode_key=key,
+            partition=None if partition is None else with_key(f"{where}: partition", partition, "value"),
             **options,
         )
 
@@ -244,7 +249,7 @@ class Handle(Generic[V]):
         where = self._where(f"to({table.name!r})")
         if value is not None or key is not None or delivery != "exactly_once" or emit != "every":
             raise TopologyError(
-                f"{where}: value=, key=, delivery= and emit= are for topics.",
+                f"{where}: value=, key=, partition=, delivery= and emit= are for topics.",
                 next_step="Change the columns with select(...) first. A table is always written exactly once.",
             )
         if table.key is None and isinstance(self, Table):
@@ -339,16 +344,19 @@ class Stream(Handle[V]):
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
+        partition: Partitioner | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
         """Write every record to `topic`, the key as text and the value as JSON; or to a table outside Kafka.
 
         `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
+        `partition` is a function from the value, or from key and value, to the number of the record's partition, which
+        is taken modulo the topic's number of partitions; by default, Kafka's hash of the key chooses, as in Java.
         `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
         table.
         """
-        self._sink(topic, value, key, delivery=delivery, on_error=on_error)
+        self._sink(topic, value, key, partition, delivery=delivery, on_error=on_error)
 
     def through(
         self,
@@ -356,6 +364,7 @@ class Stream(Handle[V]):
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
+        partition: Partitioner | None = None,
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> Stream[V]:
@@ -364,8 +373,49 @@ class Stream(Handle[V]):
         The records are not read back from the topic, because grouping and joining always shuffle by key. Records that
         other programs write to the topic are not in the stream.
         """
-        self.to(topic, value=value, key=key, delivery=delivery, on_error=on_error)
+        self.to(topic, value=value, key=key, partition=partition, delivery=delivery, on_error=on_error)
         return self
+
+    def route(
+        self,
+        topic: str | Callable[[V], str] | Callable[[Key, V], str],
+        topics: Sequence[str],
+        *,
+        value: type[str] | Serde[Any] | None = None,
+        key: Callable[[str], bytes] | None = None,
+        partition: Partitioner | None = None,
+        delivery: Delivery = "exactly_once",
+        on_error: OnError | None = None,
+    ) -> None:
+        """Write each record to the one of `topics` whose name `topic` gives: an SQL expression or a Python function.
+
+        A record for which `topic` gives another name, or none, is treated as `on_error` says, by default as a dead
+        letter. A function is called once for each of the topics. The other options are those of `to`.
+        """
+        where = self._where("route")
+        if isinstance(topics, str) or not topics:
+            raise TopologyError(f"{where}: topics={topics!r} is not a list of topics.")
+        options: Any = {
+            "value": value,
+            "key": key,
+            "partition": partition,
+            "delivery": delivery,
+            "on_error": on_error,
+        }
+        if isinstance(topic, str):
+            self._require_expression(topic, "route")
+            for name in topics:
+                self.filter(f"({topic}) = {literal(name)}", on_error=on_error).to(name, **options)
+            names = ", ".join(map(literal, topics))
+            others = self.filter_not(f"({topic}) IN ({names})", on_error=on_error)
+        else:
+            choose = self._function("route", topic)
+            for name in topics:
+                is_chosen = Chooses(choose, (name,))
+                self._add_function(is_chosen, "condition", on_error=on_error).to(name, **options)
+            is_unknown = Not(Chooses(choose, tuple(topics)))
+            others = self._add_function(is_unknown, "condition", on_error=on_error)
+        others._add_function(NoTopic(tuple(topics)), "nothing", on_error=on_error)
 
     @overload
     def filter(
@@ -1288,6 +1338,7 @@ class Table(Handle[V]):
         *,
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
+        partition: Partitioner | None = None,
         emit: Emit = "every",
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
@@ -1302,7 +1353,7 @@ class Table(Handle[V]):
         `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
         table.
         """
-        self._sink(topic, value, key, emit=emit, delivery=delivery, on_error=on_error)
+        self._sink(topic, value, key, partition, emit=emit, delivery=delivery, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
         """Turn the changes into records; a deletion is a record with a null value.

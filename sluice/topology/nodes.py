@@ -332,6 +332,8 @@ class Sink(Node):
     """The topic's name, or the output name of a table of a database."""
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
+    partition: Callable[..., int] | None = None
+    """Chooses a record's partition by its key and its value; None for the hash of the key."""
     delivery: Delivery = "exactly_once"
     emit: Emit = "every"
     table: OutputTable | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -157,7 +157,7 @@ class Pipeline(Graph):
 
     def stream(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
@@ -166,7 +166,7 @@ class Pipeline(Graph):
         invalid_time: OnTime | None = None,
         on_error: OnError | None = None,
     ) -> Stream[V]:
-        """Read a topic as a stream.
+        """Read a topic, or several topics with values of one type, as a stream. `_topic` is a record's topic.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
@@ -181,6 +181,19 @@ class Pipeline(Graph):
 
         `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
         """
+        if not isinstance(topic, str):
+            options: Any = {
+                "value": value,
+                "key": key,
+                "event_time": event_time,
+                "nulls": nulls,
+                "invalid_time": invalid_time,
+                "on_error": on_error,
+            }
+            if not topic:
+                raise TopologyError(f"{self.name}: stream([]) at {source_line()}: there is no topic to read.")
+            first, *others = (self.stream(name, **options) for name in topic)
+            return first.merge(*others) if others else first
         source = self._source(
             topic,
             "stream",

@@ -42,3 +42,24 @@ class Not(Wrapper):
 
     def __call__(self, *arguments: Any) -> bool:
         return not self.function(*arguments)
+
+
+class Chooses(Wrapper):
+    """Whether the author's function chooses one of these topics."""
+
+    def __init__(self, function: Callable[..., Any], topics: tuple[str, ...]) -> None:
+        super().__init__(function)
+        self.topics = topics
+
+    def __call__(self, *arguments: Any) -> bool:
+        return self.function(*arguments) in self.topics
+
+
+@dataclass(frozen=True)
+class NoTopic:
+    """Refuses a record for which none of the topics was chosen."""
+
+    topics: tuple[str, ...]
+
+    def __call__(self, key: str | None, value: Any) -> None:
+        raise ValueError(f"none of the topics {', '.join(self.topics)} was chosen for the record")

@@ -67,12 +67,16 @@ def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
     assert rows
     assert [row for row in rows if not _ROW.match(row)] == []
     written = {*plan(page).job.outputs}
-    assert written == set(re.findall(r'\.(?:to|through)\("(\w+)"', code()))
+    routed = " ".join(re.findall(r"\.route\(.*\[(.*)\]\)", code()))
+    assert written == {*re.findall(r'\.(?:to|through)\("(\w+)"', code()), *re.findall(r"\w+", routed)}
 
 
 def test_topics(driver: TopologyTestDriver) -> None:
     assert records(driver, "notes_copied") == [("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")]
     assert records(driver, "notes_copied_too")[0] == ("note s1", "quiet")
+    assert [value["amount"] for _, value in records(driver, "sales_dear")] == [20]
+    assert [value["amount"] for _, value in records(driver, "sales_cheap")] == [5, 7]
+    assert [record.partition for record in driver.output("sales_spread")] == [5, 20, 7]
     assert records(driver, "rows_copied") == [("r", b"a,b")]
     assert records(driver, "shop_changes")[-1] == ("s3", {"city": "Goa", "floors": 3})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,10 +43,11 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 """Decodes JSON for an author's encoder. A number whose digits a float cannot hold is a Decimal."""
 
 Encoder = Callable[[Any], bytes]
+R = TypeVar("R")
 
 
 def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
-    """Encode records: columns `key`, `value`, and perhaps `headers` and `timestamp` (epoch ms).
+    """Encode records: columns `key`, `value`, and perhaps `headers`, `timestamp` (epoch ms) and `partition`.
 
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
@@ -63,6 +64,8 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
+    if sink.partition is not None:
+        columns["partition"] = _partitions(sink.partition.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
     if sink.is_windowed:
@@ -100,6 +103,25 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
     return _encode_column(lambda pair: encode(windowed(*pair)), pairs, errors, sink)
 
 
+def _partitions(
+    choose: Callable[[str | None, Any], int],
+    table: pa.Table,
+    errors: dict[int, str],
+    sink: Sink,
+) -> pa.Array:
+    """The number that the author's function gives for each record's partition."""
+
+    def chosen(record: tuple[str | None, str | None]) -> int:
+        key, value = record
+        number = choose(key, None if value is None else _decode(value))
+        if type(number) is not int or not 0 <= number < 1 << 31:
+            raise ValueError(f"partition={number!r} is not a number of a partition, from 0 on")
+        return number
+
+    records = zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True)
+    return pa.array(_computed(chosen, records, errors, sink), pa.int32())
+
+
 def _windows(table: pa.Table) -> Iterator[Bounds]:
     """The window of each row."""
     return zip(*(table.column(name).to_pylist() for name in WINDOW), strict=True)
@@ -112,10 +134,23 @@ def _encode_column(
     sink: Sink,
 ) -> pa.Array:
     """Encode each key or value. Adds the error of a row that fails to `errors`."""
-    encoded: list[bytes | None] = []
+    return pa.array(
+        _computed(lambda value: _require_bytes(encode(value)), values, errors, sink),
+        pa.binary(),
+    )
+
+
+def _computed(
+    function: Callable[[Any], R],
+    values: Iterable[Any],
+    errors: dict[int, str],
+    sink: Sink,
+) -> list[R | None]:
+    """The result of an author's function for each value that is not None. Adds the error of a row to `errors`."""
+    results: list[R | None] = []
     for row, value in enumerate(values):
         try:
-            encoded.append(None if value is None else _require_bytes(encode(value)))
+            results.append(None if value is None else function(value))
         # An encoder may raise anything, also errors that are no
         # Exception. `rejects_record` tells them apart.
         except BaseException as error:
@@ -126,8 +161,8 @@ def _encode_column(
                     f"{value!s:.500}",
                 ) from error
             errors[row] = describe_error(error)
-            encoded.append(None)
-    return pa.array(encoded, pa.binary())
+            results.append(None)
+    return results
 
 
 def _require_bytes(data: object) -> bytes:

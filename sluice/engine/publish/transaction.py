@@ -376,7 +376,7 @@ def checksum(table: pa.Table) -> int:
     """The sum of the records' checksums, which does not depend on the order of the records."""
     total = 0
     for chunk in table.to_batches(max_chunksize=_CHUNK):
-        for key, value, timestamp, _ in zip(*_columns(chunk), strict=False):
+        for key, value, timestamp, *_ in zip(*_columns(chunk), strict=False):
             total += _checksum(key, value, timestamp)
     return total
 
@@ -394,8 +394,11 @@ def _hexadecimal(total: int) -> str:
 def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
     """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
     produce, total = producer.produce, 0
+    partitions = 1
+    if "partition" in table.column_names:
+        partitions = len(producer.list_topics(topic, TIMEOUT_S).topics[topic].partitions)
     for chunk in table.to_batches(max_chunksize=_CHUNK):
-        for key, value, timestamp, headers in zip(*_columns(chunk), strict=False):
+        for key, value, timestamp, headers, partition in zip(*_columns(chunk), strict=False):
             total += _checksum(key, value, timestamp)
             while True:
                 try:
@@ -404,7 +407,7 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
                         topic,
                         value,
                         key,
-                        -1,
+                        -1 if partition is None else partition % partitions,
                         None,
                         None,
                         timestamp or 0,
@@ -419,7 +422,7 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
 
 def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
     """The columns of output records as lists. A missing column yields None for each record."""
-    for name in ("key", "value", "timestamp", "headers"):
+    for name in ("key", "value", "timestamp", "headers", "partition"):
         if name not in records.schema.names:
             yield repeat(None)
             continue
