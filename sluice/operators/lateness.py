@@ -65,7 +65,11 @@ class WindowLateness:
         return last_closed_end(stream_time, self.open_ms)
 
 
-def closes_at(end: int, open_ms: int) -> int:
+@overload
+def closes_at(end: int, open_ms: int) -> int: ...
+@overload
+def closes_at(end: npt.NDArray[np.int64], open_ms: int) -> npt.NDArray[np.int64]: ...
+def closes_at(end: Any, open_ms: int) -> Any:
     """The stream time at which a window is closed that stays open for `open_ms` after its end."""
     return end + open_ms
 

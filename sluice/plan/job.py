@@ -252,7 +252,17 @@ class Job:
     @property
     def store_only_operators(self) -> frozenset[int]:
         """The operators whose results go only to their store, so that a key's last result is enough."""
-        others: set[int | None] = {operator.chained_to for operator in self.operators}
+        return self.last_only_operators - {operator.chained_to for operator in self.operators}
+
+    @property
+    def last_only_operators(self) -> frozenset[int]:
+        """The operators for which only the last result of each key and window in a batch matters.
+
+        Their results go to their store, and to steps that hold all results but the last one back.
+        """
+        others: set[int | None] = {
+            operator.chained_to for operator in self.operators if not operator.sends_only_final_results
+        }
         for edge in self._all_edges:
             if edge.stage and edge.side != STORE:
                 others |= edge.results_of

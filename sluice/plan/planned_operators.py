@@ -13,6 +13,7 @@ from sluice.plan.operator_parameters import (
     ProcessorStore,
     PythonAggregate,
     StreamJoin,
+    Suppress,
 )
 from sluice.plan.steps import Sink, Step
 from sluice.values import row_order
@@ -169,6 +170,17 @@ class PlannedOperator:
     def timed_sides(self) -> tuple[int, ...]:
         """The sides that have a stream time each, besides the one that all of them share."""
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
+
+    @property
+    def sends_only_final_results(self) -> bool:
+        """Whether the operator holds a window's results back until the window closes, and sends only the last one."""
+        action = self.action
+        return (
+            isinstance(action, Suppress)
+            and action.until != "time_limit"
+            and action.max_records is action.max_bytes is None
+            and not self.retracts
+        )
 
     @property
     def has_own_stream_time(self) -> bool:

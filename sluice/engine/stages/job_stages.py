@@ -135,6 +135,7 @@ class Stages:
             self.storage.locations,
             tuple(built),
             only_stored,
+            job.last_only_operators,
             job.topics_by_source,
             self.epoch,
             settings().server_token,

@@ -123,7 +123,7 @@ class OperatorRun:
         self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
         self._stored = stored
         self._decode = state_decoder(self.operator.state_type)
-        self._states: dict[str, Any] = {}
+        self.states: dict[str, Any] = {}
         """The states of the loaded keys; operators change them in place."""
         self._digests: dict[str, int] = {}
         """Digests of the loaded states, by which the shard finds out whether a state has changed."""
@@ -175,7 +175,7 @@ class OperatorRun:
 
     def _release_due(self, key: str) -> int | None:
         assert isinstance(self.operator, StreamJoin | Suppress | Process)
-        return self.operator.release_due(self._states[key])
+        return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
         """Send the results that are due before a row at `position` is processed, or after it if `with_row`."""
@@ -218,9 +218,9 @@ class OperatorRun:
         for key in keys:
             stored = stored_states.get(key)
             if stored is None:
-                state = self._states[key] = self.operator.new_state()
+                state = self.states[key] = self.operator.new_state()
             else:
-                state = self._states[key] = self._decode(stored.data)
+                state = self.states[key] = self._decode(stored.data)
                 self._digests[key] = stored.digest
             # An operator changes states in place, so the entries before the batch are kept as text.
             if self.spec.queryable_stores:
@@ -240,7 +240,7 @@ class OperatorRun:
         # Due results, of any key, are released after the row, so the row itself releases nothing.
         if self._is_suppress:
             row.before = row.after = BEFORE_ALL
-        state = self._states.get(key)  # type: ignore[arg-type]  # the key may be None
+        state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
         self._process(self._state(key) if state is None else state, row, output)
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
@@ -253,15 +253,15 @@ class OperatorRun:
         # A row without a key belongs to no state. The operator drops it, or sends it on.
         if key is None:
             return self.operator.new_state()
-        if key not in self._states:
+        if key not in self.states:
             self.load([key])
-        return self._states[key]
+        return self.states[key]
 
     def send_last_results(self, output: StageOutput) -> None:
         """Send the results that the operator has held back to the end of the batch."""
         if isinstance(self.operator, Aggregation):
             output.operator = self.spec
-            self.operator.send_last_results(self._states, output)
+            self.operator.send_last_results(self.states, output)
 
     def close(self, output: StageOutput) -> None:
         """Drop expired state, and fire wall-clock timers."""
@@ -269,7 +269,7 @@ class OperatorRun:
             return
         self._load_missing(self._stored.due(self.spec.number, self.closed))
         latest_of_sides = self.timeline.latest_of_sides
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             due = self.operator.due(state)
             if due is not None and due <= self.closed:
                 output.operator = self.spec
@@ -278,7 +278,7 @@ class OperatorRun:
             self._fire_wall_clock_timers(self.operator, output)
 
     def _load_missing(self, keys: list[str]) -> None:
-        self.load([key for key in keys if key not in self._states])
+        self.load([key for key in keys if key not in self.states])
 
     def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
         now = self._stored.before.now
@@ -297,7 +297,7 @@ class OperatorRun:
             )
             output.start_row(position, closed, released)
 
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             due = operator.wall_due(state)
             if due is not None and due <= now:
                 output.operator = self.spec
@@ -313,7 +313,7 @@ class OperatorRun:
         if not isinstance(operator, Process) or not operator.sets_timers:
             return {}
         has_none = self._timer_before() == BEFORE_ALL
-        if has_none and all(operator.wall_due(state) is None for state in self._states.values()):
+        if has_none and all(operator.wall_due(state) is None for state in self.states.values()):
             return {}
         name = wall_name(self.spec.plan.name, self._stored.worker)
         return {name: self._stored.earliest_timer(self.spec.number)}
@@ -323,7 +323,7 @@ class OperatorRun:
         if not self.spec.queryable_stores:
             return
         assert isinstance(self.operator, Process)
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             entries = self.operator.entries_as_json(state)
             entries_before = self._entries_before[key]
             groups = self.spec.queryable_stores
@@ -335,7 +335,7 @@ class OperatorRun:
         """The states for the shard, which writes those that have changed, and the tombstones of emptied states."""
         operator, number = self.operator, self.spec.number
         yield from self.copied_rows.states_to_store()
-        for key, state in self._states.items():
+        for key, state in self.states.items():
             digest_before = self._digests.get(key, 0)
             if not operator.is_empty(state):
                 wall = operator.wall_due(state) if isinstance(operator, Process) else None

@@ -118,6 +118,8 @@ class StageOutput:
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     """Rows, with the values of `_COLUMNS`."""
+    _batches: list[pa.RecordBatch] = field(default_factory=list)
+    """Rows that were made in columns."""
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _rows_before_hold: int = 0
@@ -248,6 +250,10 @@ class StageOutput:
         # timer and its cause identify it.
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
+    def add_rows(self, batch: pa.RecordBatch) -> None:
+        """Add results that were made in columns, with their positions."""
+        self._batches.append(batch)
+
     def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
         """Add a change to a state row."""
         self._append(group_id, key, value, self.stream_time, None, emitted=False)
@@ -320,6 +326,7 @@ class StageOutput:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All results as rows of Arrow."""
+        yield from self._batches
         if self._rows:
             results = self._last_results() if self.only_stored else self._rows
             arrays: dict[str, Any] = {"before": BEFORE_ALL, "after": BEFORE_ALL}

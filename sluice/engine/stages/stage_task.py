@@ -28,6 +28,7 @@ from sluice.engine.batch.row_schemas import (
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
 from sluice.engine.batch.worker_shards import worker_shard
+from sluice.engine.stages.column_aggregation import ColumnAggregation
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
@@ -49,6 +50,8 @@ class Stage:
     operators: tuple[StageOperator, ...]
     only_stored: frozenset[int]
     """The operators whose results go only to their store."""
+    last_only: frozenset[int]
+    """The operators for which only the last result of each key and window in a batch matters."""
     topics: Mapping[int, str]
     """Source number → its topic."""
     epoch: int
@@ -143,8 +146,11 @@ Results do not change: keys only meet when stream time releases results, and the
 class StageRun:
     """All operators of a stage in one batch."""
 
-    def __init__(self, operators: dict[int, OperatorRun], only_stored: frozenset[int]) -> None:
+    def __init__(
+        self, operators: dict[int, OperatorRun], only_stored: frozenset[int], last_only: frozenset[int] = frozenset()
+    ) -> None:
         self.operators = operators
+        self.last_only = last_only
         self.listeners: dict[int, list[OperatorRun]] = {}
         """Operator → the operators that get its results directly."""
         for operator in operators.values():
@@ -158,11 +164,13 @@ class StageRun:
         for operator in stage.operators:
             timeline = timelines.get(operator.plan.clock)
             operators[operator.number] = OperatorRun(operator, states, timeline)
-        return cls(operators, stage.only_stored)
+        return cls(operators, stage.only_stored, stage.last_only)
 
     def process(self, rows: pa.Table) -> None:
         """Sort the rows and pass each to its operator, which releases due results before and after the row."""
         output, operators = self.output, self.operators
+        self._load_states(rows)
+        rows = self._aggregate_in_columns(rows)
         releasing: dict[int, list[OperatorRun]] = {}
         for number in operators:
             runs = (operators[number], *self.listeners.get(number, ()))
@@ -172,7 +180,6 @@ class StageRun:
         can_group_by_key = not (self.listeners or any(releasing.values()) or reads_tables)
         first = _GROUPED_BY_KEY if can_group_by_key else ()
         ordered = rows.take(pa.array(sorted_indices(rows, first)))
-        self._load_states(ordered)
         changes = self._changes_within_groups(ordered)
         old_rows: dict[int, Row] = {}
         for number, (target, position, row) in enumerate(self._operator_rows(ordered)):
@@ -189,6 +196,17 @@ class StageRun:
                 operators[target].change(old_rows.pop(target), row, output)
             for run in releasing[target]:
                 run.release(output, position, with_row=True)
+
+    def _aggregate_in_columns(self, rows: pa.Table) -> pa.Table:
+        """Aggregate the rows whose order does not matter, and return the rest."""
+        for number in self.last_only & self.operators.keys():
+            aggregation = ColumnAggregation.of(self.operators[number], self.listeners.get(number, ()))
+            if aggregation is not None:
+                is_input = pc.equal(rows.column("target"), number)
+                inputs = rows.filter(is_input)
+                rest = aggregation.process(inputs, self._stream_times(inputs)["before"], self.output)
+                rows = pa.concat_tables([rows.filter(pc.invert(is_input)), rest])
+        return rows
 
     def _operator_rows(self, table: pa.Table) -> Iterator[tuple[int, Position, Row]]:
         """Target and position of each row, and the row as operators get it."""

@@ -219,6 +219,13 @@ class Timeline:
         count = bisect_right(closings, position, key=lambda number: self.position(int(self._closings[number])))
         return int(self._closed[count - 1]) if count else self.closed_before
 
+    def closings(self, due: Times) -> pa.Table:
+        """For each of these times, the advance with which the closed time reaches it, after the batch's begin.
+
+        The table has the columns of `ADVANCES`.
+        """
+        return self._table.take(pa.array(self._closings[np.searchsorted(self._closed, due)]))
+
     def position(self, advance: int) -> Position:
         """The position of an advance."""
         return (

@@ -15,7 +15,7 @@ import msgspec
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.lateness import WindowLateness
-from sluice.values.windows import Bounds, TimeWindow
+from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
 Windows = dict[Any, tuple[int, Any]]
 T = TypeVar("T")
@@ -251,11 +251,54 @@ def _table_key(row: Row) -> str:
     return row.foreign or ""
 
 
-class WindowedAggregate(Aggregation):
+class WindowAggregation(Aggregation):
+    """An aggregation over windows of any kind."""
+
+    window: AnyWindow
+
+    def __init__(
+        self,
+        calculation: Calculation,
+        window: AnyWindow,
+        *,
+        retracts: bool = False,
+        only_last: bool = False,
+    ) -> None:
+        super().__init__(calculation, retracts=retracts, only_last=only_last)
+        self.window = window
+        self.lateness = WindowLateness(window)
+
+    def expires_at(self, start: Any, time: Any) -> Any:
+        """The stream time at which no later record can need the aggregate of a window any more.
+
+        `time` is the time of the aggregate. The times may be arrays.
+        """
+        raise NotImplementedError
+
+    def due(self, state: Windows) -> int | None:
+        return min([self.expires_at(start, time) for start, (time, _) in state.items()], default=None)
+
+    def close(
+        self,
+        state: Windows,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Forget the windows that no later record can need."""
+        expired = [start for start, (time, _) in state.items() if self.expires_at(start, time) <= closed]
+        for start in expired:
+            del state[start]
+
+
+class WindowedAggregate(WindowAggregation):
     """One aggregate per key and window whose bounds depend only on time. Null values are processed.
 
     A record is counted as `late` once for each window for which it is late.
     """
+
+    window: TimeWindow
 
     def __init__(
         self,
@@ -265,9 +308,7 @@ class WindowedAggregate(Aggregation):
         retracts: bool = False,
         only_last: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last)
-        self.window = window
-        self.lateness = WindowLateness(window)
+        super().__init__(calculation, window, retracts=retracts, only_last=only_last)
 
     def _bounds(self, start: int) -> Bounds:
         return start, self.window.end_of(start)
@@ -293,18 +334,5 @@ class WindowedAggregate(Aggregation):
             if late == len(windows):
                 out.send_late()
 
-    def due(self, state: Windows) -> int | None:
-        return self.lateness.closes_at(self.window.end_of(min(state))) if state else None
-
-    def close(
-        self,
-        state: Windows,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        last_closed_end = self.lateness.last_closed_end(closed)
-        for start in [*state]:
-            if self.window.end_of(start) <= last_closed_end:
-                del state[start]
+    def expires_at(self, start: Any, time: Any) -> Any:
+        return self.lateness.closes_at(self.window.end_of(start))

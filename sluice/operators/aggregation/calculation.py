@@ -88,7 +88,7 @@ class Functions:
                     f"{function.name} over a table cannot subtract a row that changes.",
                     next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, or Python functions.",
                 )
-        self._fields, self._scalar = fields, scalar
+        self.fields, self.scalar = fields, scalar
         accumulator = table_accumulator_of if subtracts else accumulator_of
         accumulators = [accumulator(function) for function in functions]
         arguments = [function.json_type for function in functions]
@@ -106,7 +106,7 @@ class Functions:
                 self._json_results.append(at)
         pairs = [at for at, function in enumerate(functions) if function.takes_pairs]
         self._pair_arguments = frozenset(pairs)
-        self._accumulators = accumulators
+        self.accumulators = accumulators
         self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
         self._adders = [accumulator.add for accumulator in accumulators]
         self._has_only_counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
@@ -115,7 +115,7 @@ class Functions:
         """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
 
     def new_aggregate(self) -> tuple[Any, ...]:
-        return tuple([accumulator.new_accumulator() for accumulator in self._accumulators])
+        return tuple([accumulator.new_accumulator() for accumulator in self.accumulators])
 
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
@@ -147,27 +147,27 @@ class Functions:
         return tuple([add(part, argument) for add, part, argument in triples])
 
     def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-        triples = zip(self._accumulators, aggregate, value, strict=True)
+        triples = zip(self.accumulators, aggregate, value, strict=True)
         return tuple([accumulator.subtract(part, argument) for accumulator, part, argument in triples])
 
     def merge(self, key: str, earlier: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
-        triples = zip(self._accumulators, earlier, later, strict=True)
+        triples = zip(self.accumulators, earlier, later, strict=True)
         return tuple([accumulator.merge(before, after) for accumulator, before, after in triples])
 
     def copy(self, aggregate: tuple[Any, ...]) -> tuple[Any, ...]:
-        pairs = zip(self._accumulators, aggregate, strict=True)
+        pairs = zip(self.accumulators, aggregate, strict=True)
         return tuple([accumulator.copy(part) for accumulator, part in pairs])
 
     def result(self, aggregate: tuple[Any, ...]) -> str:
-        pairs = zip(self._accumulators, aggregate, strict=True)
+        pairs = zip(self.accumulators, aggregate, strict=True)
         results = [accumulator.result(part) for accumulator, part in pairs]
         for at in self._json_results:
             results[at] = _raw_json(results[at])
         shaped: Any = results
-        if self._scalar:
+        if self.scalar:
             shaped = results[0]
-        elif self._fields:
-            shaped = dict(zip(self._fields, results, strict=True))
+        elif self.fields:
+            shaped = dict(zip(self.fields, results, strict=True))
         return _ENCODER.encode(shaped).decode()
 
     def check(self, aggregate: tuple[Any, ...]) -> None:

@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
-from sluice.operators.aggregation.aggregate import Aggregation, Windows
+from typing import Any
+
+from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import SessionWindow
 
 
-class SessionAggregate(Aggregation):
+class SessionAggregate(WindowAggregation):
     """One aggregate per key and session. A result's time is the session's end. Null values are processed.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
     the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: a next operator holds the
     results back until no record can change them.
     """
+
+    window: SessionWindow
 
     def __init__(
         self,
@@ -28,9 +31,7 @@ class SessionAggregate(Aggregation):
         retracts: bool = False,
         waits_until_final: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts)
-        self.window = window
-        self.lateness = WindowLateness(window)
+        super().__init__(calculation, window, retracts=retracts)
         self.waits_until_final = waits_until_final
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -83,26 +84,9 @@ class SessionAggregate(Aggregation):
                 near.append(start)
         return sorted(near)
 
-    def due(self, state: Windows) -> int | None:
-        if not state:
-            return None
-        first_end = min(end for end, _ in state.values())
+    def expires_at(self, start: Any, time: Any) -> Any:
         lateness = self.lateness
-        return lateness.late_at(first_end) if self.waits_until_final else lateness.closes_at(first_end)
-
-    def close(
-        self,
-        state: Windows,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        """Forget the sessions that no later record can join."""
-        last_end = self._last_forgotten_end(closed)
-        for start, (end, _) in [*state.items()]:
-            if end <= last_end:
-                del state[start]
+        return lateness.late_at(time) if self.waits_until_final else lateness.closes_at(time)
 
     def _last_forgotten_end(self, stream_time: int) -> int:
         """The latest end of a session that no record can join any more."""

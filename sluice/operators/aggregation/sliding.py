@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.aggregation.aggregate import Aggregation, Windows
+from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import SlidingWindow
 
 
-class SlidingAggregate(Aggregation):
+class SlidingAggregate(WindowAggregation):
     """One aggregate per key and distinct window. Null values are dropped.
 
     As in Kafka Streams, a record at t has two windows: its own, `[t - size, t]`, and the next, `[t + 1, t + 1 + size]`,
     if that contains later records. Records before `size` share the window `[0, size]`. A new window starts as a copy of
     an existing window with the same records. A window for which the record is late is neither created nor changed.
     """
+
+    window: SlidingWindow
 
     def __init__(
         self,
@@ -26,9 +27,7 @@ class SlidingAggregate(Aggregation):
         *,
         retracts: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts)
-        self.window = window
-        self.lateness = WindowLateness(window)
+        super().__init__(calculation, window, retracts=retracts)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         # Unlike in other windows, Kafka Streams drops records without a value here.
@@ -159,25 +158,7 @@ class SlidingAggregate(Aggregation):
                 is_added = True
         return is_added
 
-    def due(self, state: Windows) -> int | None:
-        return self.lateness.late_at(self._last_use(min(state))) if state else None
-
-    def close(
-        self,
-        state: Windows,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        """Forget the windows that can no longer be changed or copied to a new one."""
-        for start in [*state]:
-            if self.lateness.is_late(self._last_use(start), closed):
-                del state[start]
-
-    def _last_use(self, start: int) -> int:
-        """The end of the last window that may start as a copy of the window from `start`.
-
-        A record reads windows that start at most two sizes before it, and its own next window is one size long.
-        """
-        return start + 3 * self.window.size_ms
+    def expires_at(self, start: Any, time: Any) -> Any:
+        # A record reads windows that start at most two sizes before it, and its own next window, which may start as a
+        # copy of this one, is one size long.
+        return self.lateness.late_at(start + 3 * self.window.size_ms)

@@ -1,0 +1,369 @@
+"""Aggregates a batch's records over windows in columns, where only the last result of each window matters.
+
+The results are those of the operators, which take one record after the other. Records for which their order matters are
+left to the operators: a record that may touch a window which has closed before, and the records of its neighbourhood,
+with which it may share windows. A neighbourhood with sliding windows of earlier batches is left to the operators, too,
+because new sliding windows depend on the times of earlier records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.engine.batch.accounting import boolean_mask
+from sluice.engine.batch.row_schemas import LAST, SORT_KEY, rows, sorted_indices
+from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
+from sluice.engine.stages.operator_run import OperatorRun
+from sluice.engine.stages.stage_output import StageOutput
+from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
+from sluice.operators.aggregation.column_functions import (
+    Aggregates,
+    ColumnFunctions,
+    NumbersTooLargeError,
+)
+from sluice.operators.aggregation.window_ranges import (
+    Line,
+    Numbers,
+    SpreadWindow,
+    TooManyWindowsError,
+    WindowRanges,
+    earliest_ends,
+    neighbourhoods_of,
+    reach_of,
+    spread_windows,
+)
+from sluice.operators.base import DEFAULT_OUTPUT
+from sluice.operators.lateness import closes_at
+from sluice.operators.suppress import Suppress, Waiting
+from sluice.values.row_order import release_path, result_path
+from sluice.values.windows import SessionWindow, SlidingWindow, Window
+
+FEWEST_ROWS = 100
+"""Fewer rows are aggregated faster one by one."""
+
+
+@dataclass(frozen=True)
+class HeldWindows:
+    """The windows of the batch's keys that the operator holds from earlier batches."""
+
+    keys: Numbers
+    """The number of each window's key."""
+    starts: Numbers
+    times: Numbers
+    """The times of the aggregates."""
+
+    @classmethod
+    def of(cls, states: Sequence[Windows]) -> Self:
+        """The windows in the states of the keys, which are in the order of their numbers."""
+        windows = [(key, start, time) for key, state in enumerate(states) for start, (time, _) in state.items()]
+        keys, starts, times = np.array(windows, np.int64).reshape(-1, 3).T
+        return cls(keys, starts, times)
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records whose order does not matter, sorted by key and time."""
+
+    rows: Numbers
+    """The indices of the records in the batch."""
+    key_texts: pa.Array
+    """The texts of the keys, by number."""
+    line: Line
+    places: Numbers
+    """The place of each record on the line."""
+    neighbourhoods: Numbers
+    """The number of each record's neighbourhood."""
+    held: HeldWindows
+    neighbourhoods_of_held: Numbers
+
+    def where(self, chosen: Mask) -> Records:
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            places=self.places[chosen],
+            neighbourhoods=self.neighbourhoods[chosen],
+        )
+
+    def continued(self, windows: WindowRanges) -> Numbers:
+        """For each held window, the index of the window of the records that continues it; -1 if none does."""
+        if not len(self.held.keys):
+            return self.held.keys
+        continued = np.full(len(self.held.keys), -1)
+        if len(self.neighbourhoods_of_held):
+            # A session is a whole neighbourhood, so its records and the held sessions in it are one session.
+            of_windows, of_held = self.neighbourhoods[windows.first], self.neighbourhoods_of_held
+        else:
+            of_windows = self.line.places(windows.keys, windows.starts)
+            of_held = self.line.places(self.held.keys, self.held.starts)
+        found = np.minimum(np.searchsorted(of_windows, of_held), len(of_windows) - 1)
+        is_same = of_windows[found] == of_held
+        continued[is_same] = found[is_same]
+        return continued
+
+
+@dataclass
+class WindowResults:
+    """The last result in a batch of each window that has changed."""
+
+    key_texts: pa.Array
+    """The texts of the keys, by number."""
+    keys: Numbers
+    starts: Numbers
+    ends: Numbers
+    times: Numbers
+    values: pa.Array
+    """The results as JSON."""
+    headers: pa.Array
+    """The headers of each window's last record, as JSON."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def where(self, chosen: Mask) -> WindowResults:
+        taken = pa.array(chosen)
+        return WindowResults(
+            self.key_texts,
+            self.keys[chosen],
+            self.starts[chosen],
+            self.ends[chosen],
+            self.times[chosen],
+            self.values.filter(taken),
+            self.headers.filter(taken),
+        )
+
+    def texts_of_keys(self) -> pa.Array:
+        """The text of each window's key."""
+        return self.key_texts.take(pa.array(self.keys))
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of the results' rows, without their positions and headers."""
+        return {
+            "key": self.texts_of_keys(),
+            "value": self.values,
+            "time": pa.array(self.times),
+            "window_start": pa.array(self.starts),
+            "window_end": pa.array(self.ends),
+        }
+
+
+@dataclass(frozen=True)
+class ColumnAggregation:
+    """The aggregation of an operator, and the suppress steps that get its results directly."""
+
+    run: OperatorRun
+    operator: WindowAggregation
+    window: SpreadWindow
+    functions: ColumnFunctions
+    suppressing: Sequence[OperatorRun]
+
+    @classmethod
+    def of(cls, run: OperatorRun, suppressing: Sequence[OperatorRun]) -> Self | None:
+        """The aggregation of an operator of which only last results matter; None if it needs the order of records."""
+        operator = run.operator
+        if not isinstance(operator, WindowAggregation) or operator.retracts:
+            return None
+        window, functions = operator.window, ColumnFunctions.of(operator.calculation)
+        if functions is None or not isinstance(window, Window | SlidingWindow | SessionWindow):
+            return None
+        return cls(run, operator, window, functions, suppressing)
+
+    def process(self, table: pa.Table, before: Times, output: StageOutput) -> pa.Table:
+        """Aggregate rows. Returns the rest of them, which the operator has to process one by one.
+
+        `before` has the stream time before each row. The states of the rows' keys have been loaded.
+        """
+        # The last update of a sliding window may come from a record that is not in it, but right before it.
+        follows_updates = isinstance(self.window, SlidingWindow) and self._sends_headers(table)
+        if len(table) < FEWEST_ROWS or follows_updates:
+            return table
+        try:
+            aggregated = self._aggregate(table, before, output)
+        except (TooManyWindowsError, NumbersTooLargeError):
+            return table
+        is_left = np.ones(len(table), np.bool_)
+        is_left[aggregated] = False
+        return table.filter(pa.array(is_left))
+
+    def _sends_headers(self, table: pa.Table) -> bool:
+        """Whether results may have headers of records."""
+        return bool(self.suppressing) and table.column("headers").null_count < len(table)
+
+    def _aggregate(self, table: pa.Table, before: Times, output: StageOutput) -> Numbers:
+        """Aggregate rows, and return their indices."""
+        complete = self._complete(table)
+        if not len(complete):
+            return complete
+        records = self._records(table, complete, before)
+        if not len(records.rows):
+            return records.rows
+        windows = spread_windows(self.window, records.line, records.places, records.neighbourhoods)
+        values = table.column("value").take(pa.array(records.rows)).combine_chunks()
+        aggregates = self.functions.aggregates(values, windows)
+        results = WindowResults(
+            records.key_texts,
+            windows.keys,
+            windows.starts,
+            windows.ends,
+            records.line.times(records.places[windows.behind - 1]),
+            aggregates.results(),
+            self._last_headers(table, records, windows),
+        )
+        is_merged = self._merge_with_held(records, windows, aggregates, results, output)
+        self._hold(results, aggregates, ~is_merged)
+        output.add_rows(_emitted(self.run.spec.number, len(results), results.columns() | self._at_end))
+        for run in self.suppressing:
+            _suppress(run, results, output)
+        return records.rows
+
+    def _complete(self, table: pa.Table) -> Numbers:
+        """The indices of the rows that have all that the operator needs. It counts the others as dropped."""
+        is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
+        if isinstance(self.window, SlidingWindow):
+            is_complete &= boolean_mask(table.column("value").is_valid())
+        return np.flatnonzero(is_complete)
+
+    def _records(self, table: pa.Table, complete: Numbers, before: Times) -> Records:
+        """The records whose order does not matter, of the rows `complete`."""
+        window = self.window
+        times = table.column("time").to_numpy()[complete]
+        encoded = table.column("key").take(pa.array(complete)).combine_chunks().dictionary_encode()
+        held = HeldWindows.of([self.run.states[key] for key in encoded.dictionary.to_pylist()])
+        known = np.concatenate((times, held.starts, held.times))
+        line = Line.over(len(encoded.dictionary), known, reach_of(window))
+        places = line.places(encoded.indices.to_numpy(), times)
+        order = np.argsort(places, kind="stable")
+        places, sorted_rows = places[order], complete[order]
+        begins, ends = self._spans(line, held)
+        neighbourhoods, of_held = neighbourhoods_of(places, begins, ends, reach_of(window))
+        first_ends = earliest_ends(window, line, places, np.sort(np.concatenate((places, ends))))
+        touches_closed = closes_at(first_ends, self.operator.lateness.open_ms) <= before[sorted_rows]
+        needs_order = np.zeros(len(places) + len(of_held), np.bool_)
+        needs_order[neighbourhoods[touches_closed]] = True
+        if isinstance(window, SlidingWindow):
+            needs_order[of_held] = True
+        records = Records(sorted_rows, encoded.dictionary, line, places, neighbourhoods, held, of_held)
+        return records.where(~needs_order[neighbourhoods])
+
+    def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
+        """The places from which and up to which held windows are neighbours of records."""
+        starts = line.places(held.keys, held.starts)
+        match self.window:
+            case SessionWindow():
+                return starts, line.places(held.keys, held.times)
+            case SlidingWindow():
+                return starts, starts
+            case Window():  # has the same bounds whatever windows there are
+                return starts[:0], starts[:0]
+
+    def _last_headers(self, table: pa.Table, records: Records, windows: WindowRanges) -> pa.Array:
+        """The headers of each window's last record. Results of sessions have no headers, as in Kafka Streams."""
+        if isinstance(self.window, SessionWindow) or not self._sends_headers(table):
+            return pa.nulls(len(windows), pa.string())
+        in_order = sorted_indices(table)
+        ranks = np.empty(len(in_order), np.int64)
+        ranks[in_order] = np.arange(len(in_order))
+        last_rows = in_order[windows.over_ranges(np.maximum, ranks[records.rows])]
+        return table.column("headers").take(pa.array(last_rows)).combine_chunks()
+
+    def _merge_with_held(
+        self,
+        records: Records,
+        windows: WindowRanges,
+        aggregates: Aggregates,
+        results: WindowResults,
+        output: StageOutput,
+    ) -> Mask:
+        """Merge the windows with the held windows that they continue, and return a mask of them."""
+        is_merged = np.zeros(len(windows), np.bool_)
+        continued = records.continued(windows)
+        held = np.flatnonzero(continued >= 0)
+        if not len(held):
+            return is_merged
+        merged = np.unique(continued[held])
+        is_merged[merged] = True
+        calculation = self.operator.calculation
+        aggregates_of = dict(zip(merged.tolist(), aggregates.aggregates(merged), strict=True))
+        keys = records.key_texts.take(pa.array(records.held.keys[held])).to_pylist()
+        columns = records.held.starts[held], records.held.times[held], continued[held]
+        held_windows = list(zip(keys, *(column.tolist() for column in columns), strict=True))
+        are_sessions = isinstance(self.window, SessionWindow)
+        for key, start, time, number in held_windows:
+            _, aggregate = self.run.states[key].pop(start)
+            aggregates_of[number] = calculation.merge(key, aggregate, aggregates_of[number])
+            results.times[number] = max(results.times[number], time)
+            end = time if are_sessions else int(results.ends[number])
+            for run in self.suppressing:
+                run.states[key].pop((start, end), None)
+            if are_sessions:
+                results.starts[number] = min(results.starts[number], start)
+                results.ends[number] = results.times[number]
+        values = results.values.to_numpy(zero_copy_only=False)
+        for number, aggregate in aggregates_of.items():
+            key = results.key_texts[results.keys[number]].as_py()
+            self.run.states[key][int(results.starts[number])] = int(results.times[number]), aggregate
+            values[number] = calculation.result(aggregate)
+        results.values = pa.array(values, pa.string())
+        # A result's key includes the session's bounds: if its start changes, a tombstone deletes the old key.
+        replaced = [window for window in held_windows if window[1] != results.starts[window[3]]]
+        if replaced:
+            output.add_rows(self._tombstones(replaced))
+        return is_merged
+
+    def _tombstones(self, sessions: Sequence[tuple[str, int, int, int]]) -> pa.RecordBatch:
+        """Rows that delete sessions from the store, given their keys, starts and ends."""
+        keys, starts, ends, _ = zip(*sessions, strict=True)
+        columns = {"key": pa.array(keys), "window_start": pa.array(starts), "window_end": pa.array(ends)}
+        return _emitted(self.run.spec.number, len(keys), columns | {"time": columns["window_end"]} | self._at_end)
+
+    @property
+    def _at_end(self) -> dict[str, Any]:
+        """The position of results at the end of the batch, which come from no record."""
+        return dict(zip(SORT_KEY, (LAST, self.run.spec.number, b""), strict=True))
+
+    def _hold(self, results: WindowResults, aggregates: Aggregates, chosen: Mask) -> None:
+        """Keep the aggregates of the chosen windows that later batches may need."""
+        is_needed = self.operator.expires_at(results.starts, results.times) > self.run.closed
+        kept = np.flatnonzero(chosen & is_needed)
+        keys = results.where(chosen & is_needed).texts_of_keys().to_pylist()
+        times = results.starts[kept].tolist(), results.times[kept].tolist()
+        for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
+            self.run.states[key][start] = time, aggregate
+
+
+def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> None:
+    """Send the results of windows that close in this batch, and hold back the results of others."""
+    suppress, timeline = run.operator, run.timeline
+    assert isinstance(suppress, Suppress)
+    assert timeline is not None
+    due = closes_at(results.ends, suppress.wait_ms)
+    is_closed = due <= timeline.closed_after
+    closed, waiting = results.where(is_closed), results.where(~is_closed)
+    if len(closed):
+        due = due[is_closed]
+        advances = timeline.closings(due)
+        released = zip(
+            advances.column("path").to_pylist(), due.tolist(), closed.texts_of_keys().to_pylist(), strict=True
+        )
+        paths = [result_path(release_path(path, rank, key, before=False), 0) for path, rank, key in released]
+        position = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin")}
+        # A final result has the headers of the record that has advanced stream time; else, of the window's last record.
+        headers = advances.column("headers").combine_chunks() if suppress.is_final else closed.headers
+        columns = closed.columns() | position | {"path": pa.array(paths, pa.binary()), "headers": headers}
+        output.add_rows(_emitted(run.spec.number, len(closed), columns))
+    keys, values, headers = (
+        column.to_pylist() for column in (waiting.texts_of_keys(), waiting.values, waiting.headers)
+    )
+    times = (column.tolist() for column in (waiting.starts, waiting.ends, waiting.times))
+    for key, value, headers_of_last, start, end, time in zip(keys, values, headers, *times, strict=True):
+        run.states[key][start, end] = Waiting(end, value, time, None, None if suppress.is_final else headers_of_last)
+
+
+def _emitted(operator: int, count: int, columns: dict[str, Any]) -> pa.RecordBatch:
+    """The results of an operator as rows."""
+    fixed = {"target": operator, "emitted": True, "output": DEFAULT_OUTPUT, "before": BEFORE_ALL, "after": BEFORE_ALL}
+    return rows(count, columns | fixed)

@@ -1,0 +1,187 @@
+"""The windows of many records at once, as ranges of sorted records, if no record is late.
+
+Records that are sorted by key and time stand next to each other if they belong to the same window. `spread_windows`
+finds the windows of all keys together, with the same bounds as the operators that add one record after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.values.windows import SessionWindow, SlidingWindow, Window
+
+SpreadWindow: TypeAlias = Window | SlidingWindow | SessionWindow
+"""Windows that this module can find."""
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_LONGEST_LINE = 1 << 62
+_MOST_WINDOWS = 20_000_000
+
+
+class TooManyWindowsError(Exception):
+    """The windows do not fit the arrays of this module. The operators can process the records one by one."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line with a stretch for each key, on which a time of a key is a place: a single number.
+
+    The stretches are so far apart that windows of different keys do not overlap.
+    """
+
+    origin: int
+    stretch: int
+
+    @classmethod
+    def over(cls, keys: int, times: Numbers, reach: int) -> Self:
+        """The line for so many keys, with these times and all times that are at most `reach` away from them.
+
+        Raises TooManyWindowsError if a place would not fit 64 bits.
+        """
+        first, last = int(times.min()), int(times.max())
+        line = cls(first - reach, last - first + 2 * reach + 1)
+        if keys * line.stretch > _LONGEST_LINE or abs(line.origin) > _LONGEST_LINE:
+            raise TooManyWindowsError
+        return line
+
+    def places(self, keys: npt.NDArray[np.integer[Any]], times: Numbers) -> Numbers:
+        return keys.astype(np.int64) * self.stretch + (times - self.origin)
+
+    def keys(self, places: Numbers) -> Numbers:
+        return places // self.stretch
+
+    def times(self, places: Numbers) -> Numbers:
+        return places % self.stretch + self.origin
+
+
+@dataclass(frozen=True)
+class WindowRanges:
+    """Windows, each with the range of its records: from `first` up to, but excluding, `behind`."""
+
+    keys: Numbers
+    """The number of each window's key."""
+    starts: Numbers
+    ends: Numbers
+    first: Numbers
+    behind: Numbers
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
+        """For each window, the values of its records, combined."""
+        # `reduceat` combines from each index up to the next: over a window, then over the records between two windows.
+        # It takes no index behind the last value, so there is one more value, which belongs to no window.
+        borders = np.stack((self.first, self.behind), axis=1).ravel()
+        combined: Numbers = combine.reduceat(np.append(values, 0), borders)[::2]
+        return combined
+
+
+def reach_of(window: SpreadWindow) -> int:
+    """How far apart two neighbours may be, in ms.
+
+    Neighbours are records of a key that can share windows, or one of which decides which windows the other has.
+    """
+    match window:
+        case Window():
+            return window.size_ms
+        case SlidingWindow():
+            # A record reads windows that start up to two sizes before it, and another has one right after it.
+            return 2 * window.size_ms + 1
+        case SessionWindow():
+            return window.gap_ms
+
+
+def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: int) -> tuple[Numbers, Numbers]:
+    """The number of the neighbourhood of each record, and of each span of places from a begin to an end.
+
+    Records and spans of different neighbourhoods are more than `reach` apart. The records' places are sorted.
+    """
+    all_begins, all_ends = np.concatenate((places, begins)), np.concatenate((places, ends))
+    order = np.argsort(all_begins, kind="stable")
+    all_begins, all_ends = all_begins[order], all_ends[order]
+    is_first = np.zeros(len(order), np.int64)
+    is_first[1:] = all_begins[1:] - np.maximum.accumulate(all_ends)[:-1] > reach
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(is_first)
+    return numbers[: len(places)], numbers[len(places) :]
+
+
+def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
+    """For each record, a time that is not after the end of any window that the record may change.
+
+    `ends` are the sorted places at which sessions may end: those of all records, and of the ends of earlier sessions.
+    """
+    times = line.times(places)
+    match window:
+        case Window():
+            return np.maximum(_first_starts(window, times), 0) + window.size_ms
+        case SlidingWindow():
+            return times
+        case SessionWindow():
+            return line.times(ends[np.searchsorted(ends, places - window.gap_ms)])
+
+
+def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourhoods: Numbers) -> WindowRanges:
+    """The windows of the records at these places, which are sorted and of which none is late.
+
+    `neighbourhoods` has the number of each record's neighbourhood. A neighbourhood is one session.
+    """
+    match window:
+        case Window():
+            return _fixed_windows(window, line, places)
+        case SlidingWindow():
+            return _sliding_windows(window, line, places)
+        case SessionWindow():
+            first = np.flatnonzero(np.diff(neighbourhoods, prepend=-1))
+            behind = np.append(first[1:], len(places))
+            return WindowRanges(
+                line.keys(places[first]), line.times(places[first]), line.times(places[behind - 1]), first, behind
+            )
+
+
+def _fixed_windows(window: Window, line: Line, places: Numbers) -> WindowRanges:
+    if len(places) * window.overlap > _MOST_WINDOWS:
+        raise TooManyWindowsError
+    keys, times = line.keys(places), line.times(places)
+    first_starts = _first_starts(window, times)
+    overlapping = []
+    for number in range(window.overlap):
+        starts = first_starts + number * window.every_ms
+        exists = (starts >= 0) & (starts <= times)
+        overlapping.append(line.places(keys[exists], starts[exists]))
+    starts = np.unique(np.concatenate(overlapping))
+    first = np.searchsorted(places, starts, "left")
+    behind = np.searchsorted(places, starts + window.size_ms, "left")
+    return _from_places(window.size_ms, line, starts, first, behind)
+
+
+def _first_starts(window: Window, times: Numbers) -> Numbers:
+    """The start of the earliest window that contains each time. Windows with a negative start do not exist."""
+    every = window.every_ms
+    return (times - window.size_ms + every) // every * every
+
+
+def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> WindowRanges:
+    """The window that ends at each record, and the window right after it unless that is empty."""
+    size = window.size_ms
+    records = np.unique(places)
+    times = line.times(records)
+    # Records before `size` share the window from 0.
+    own = np.where(times < size, records - times, records - size)
+    is_followed = np.append(records[1:] - records[:-1] <= size + 1, [False])
+    starts = np.unique(np.concatenate((own, records[is_followed] + 1)))
+    first = np.searchsorted(places, starts, "left")
+    behind = np.searchsorted(places, starts + size, "right")
+    return _from_places(size, line, starts, first, behind)
+
+
+def _from_places(size: int, line: Line, starts: Numbers, first: Numbers, behind: Numbers) -> WindowRanges:
+    times = line.times(starts)
+    return WindowRanges(line.keys(starts), times, times + size, first, behind)

@@ -1,0 +1,105 @@
+"""Windows whose last results alone matter are aggregated in columns, with the results of the operators."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from sluice import Pipeline, hopping, session, sliding, tumbling
+from sluice.engine.stages import column_aggregation
+from sluice.testing import TopologyTestDriver
+from sluice.values.windows import AnyWindow
+
+ALWAYS, NEVER = 1, 1_000_000
+
+
+class Visit(Struct):
+    seconds: int | None
+
+
+class Piped(NamedTuple):
+    key: str | None
+    value: Visit | None
+    time: int
+    partition: int = 0
+    run: str | None = None
+    """A header."""
+    commits: bool = False
+    """Whether the batch ends after this record."""
+
+
+class Results(NamedTuple):
+    final: list[Any]
+    late: list[Any]
+    store: dict[Any, Any]
+    counts: dict[str, int]
+
+
+WINDOWS = {
+    "tumbling": tumbling("5 ms", grace="3 ms"),
+    "hopping": hopping("9 ms", advance="3 ms", grace="4 ms"),
+    "sliding": sliding("5 ms", grace="6 ms"),
+    "session": session("4 ms", grace="3 ms"),
+    "sessions without grace": session("4 ms"),
+}
+STEPS = ["every update", "suppress", "on close"]
+OUT_OF_ORDER = st.lists(
+    st.builds(
+        Piped,
+        st.sampled_from(["a", "a", "b", None]),
+        st.one_of(st.none(), st.builds(Visit, st.none() | st.integers(-3, 3))),
+        st.integers(0, 9),
+        st.integers(0, 1),
+        st.sampled_from([None, "one", "two"]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
+    pipeline = Pipeline("windows", workers=2)
+    emit: Any = "window_close" if step == "on close" else "every"
+    windows = pipeline.stream("visits", value=Visit).group_by_key().windowed_by(window, late="late", emit=emit)
+    columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
+    table: Any = windows.aggregate(store="visits_by_window", **columns, most="max(seconds)")
+    if step == "suppress":
+        table = table.suppress_until_window_closes()
+    if step != "every update":
+        table.to("final")
+    return pipeline
+
+
+def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int) -> Results:
+    """The results of a pipeline that aggregates batches of this many records in columns."""
+    with (
+        patch.object(column_aggregation, "FEWEST_ROWS", fewest_rows),
+        TopologyTestDriver(pipeline, partitions={"visits": 2}) as driver,
+    ):
+        for record in piped:
+            headers = {} if record.run is None else {"run": record.run}
+            driver.pipe(
+                "visits",
+                record.value,
+                key=record.key,
+                timestamp=record.time,
+                partition=record.partition,
+                headers=headers,
+            )
+            if record.commits:
+                driver.commit()
+        final = driver.output("final") if "final" in pipeline.sinks else []
+        return Results(final, driver.output("late"), driver.store("visits_by_window"), driver.counts())
+
+
+@given(steps=OUT_OF_ORDER, window=st.sampled_from([*WINDOWS]), step=st.sampled_from(STEPS))
+def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: str, step: str) -> None:
+    # Time goes on by a millisecond with each record, and a record may be up to nine milliseconds older.
+    piped = [record._replace(time=max(0, 9 + number - record.time)) for number, record in enumerate(steps)]
+    pipeline = pipeline_of(WINDOWS[window], step)
+    assert results_of(pipeline, piped, ALWAYS) == results_of(pipeline, piped, NEVER)
