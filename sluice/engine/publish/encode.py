@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.batch.record_headers import HEADERS, header, with_more
+from sluice.engine.batch.record_headers import HEADERS, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import RecordFailed
@@ -247,5 +247,10 @@ def _reject(
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    headers = [[header("window_start", str(start)), header("window_end", str(end))] for start, end in _windows(table)]
-    return pa.array(headers, HEADERS)
+    """Headers with the bounds of each record's window."""
+    bounds = np.stack([table.column(name).to_numpy() for name in WINDOW], axis=1)
+    texts = pa.array(bounds.ravel()).cast(pa.string()).cast(pa.binary())
+    names = pa.array([*WINDOW]).take(pa.array(np.tile((0, 1), len(table))))
+    pairs = pa.StructArray.from_arrays([names, texts], fields=[*HEADERS.value_type])
+    ends = pa.array(np.arange(0, len(pairs) + 1, 2), pa.int32())
+    return pa.ListArray.from_arrays(ends, pairs).cast(HEADERS)

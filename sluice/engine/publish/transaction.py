@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.engine.batch.job_topics import (
@@ -411,7 +412,7 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
                         None,
                         None,
                         timestamp or 0,
-                        headers and _header_pairs(headers),
+                        headers or None,
                     )
                     break
                 except BufferError:
@@ -427,14 +428,23 @@ def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
             yield repeat(None)
             continue
         column = records.column(name)
+        if name == "headers":
+            yield _header_lists(column)
+            continue
         # The cast from text to bytes copies nothing, and bytes are faster to list and to send.
         if pa.types.is_string(column.type):
             column = column.cast(pa.binary())
         yield column.to_pylist()
 
 
-def _header_pairs(headers: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    return [(header["key"], header["value"]) for header in headers]
+def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]]]:
+    """The headers of each record as pairs; an empty list for a record without headers."""
+    # Listing the headers of all records together takes a tenth of the time of listing those of each record.
+    pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
+    begin = 0
+    for length in pc.fill_null(pc.list_value_length(records), 0).to_pylist():
+        yield pairs[begin : begin + length]
+        begin += length
 
 
 def _messages_to_the_end(consumer: Consumer) -> Iterator[Any]:
