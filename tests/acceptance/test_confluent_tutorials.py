@@ -519,3 +519,88 @@ def test_the_volume_weighted_average_price_of_a_share(play: Play) -> None:
     driver = play(pipeline, [Piped("trades", trade) for trade in trades])
 
     assert last_values(driver, "average_prices") == {"A": {"price": 5400 / 500}, "B": {"price": 3.5}}
+
+
+class Login(Struct):
+    app: str
+    user: str
+
+
+def test_log_ins_to_three_programs_are_counted_together(play: Play) -> None:
+    pipeline = Pipeline("cogrouped")
+    columns = {"all_logins": "count(*)", "users": "count(DISTINCT user)"}
+    first, *others = (pipeline.stream(f"logins_{app}", value=Login).group_by("app") for app in "abc")
+    together = first.cogroup(columns)
+    for other in others:
+        together = together.cogroup(other, columns)
+    together.aggregate(store="logins")
+    chance = random.Random(10)
+    logins = [Login(chance.choice(["mail", "chat"]), chance.choice(["ann", "bob", "cay"])) for _ in range(60)]
+
+    driver = play(pipeline, [Piped(f"logins_{'abc'[n % 3]}", login) for n, login in enumerate(logins)])
+
+    assert driver.store("logins") == {
+        app: {
+            "all_logins": sum(login.app == app for login in logins),
+            "users": len({login.user for login in logins if login.app == app}),
+        }
+        for app in ("mail", "chat")
+    }
+
+
+def test_each_record_chooses_its_output_topic(play: Play) -> None:
+    pipeline = Pipeline("dynamic")
+    orders = pipeline.stream("orders", value=Order)
+    orders.route(
+        "IF(product LIKE 'gold%', 'special_orders', 'orders_processed')", ["special_orders", "orders_processed"]
+    )
+    products = ["gold ring", "lamp", "gold watch", "tea"]
+
+    driver = play(pipeline, [Piped("orders", Order(str(n), product)) for n, product in enumerate(products)])
+
+    assert [order["product"] for order in values(driver, "special_orders")] == ["gold ring", "gold watch"]
+    assert [order["product"] for order in values(driver, "orders_processed")] == ["lamp", "tea"]
+
+
+class StreamTimeSums:
+    """Sends the sum of each key's values at every full five seconds of stream time."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Power]) -> None:
+        store = self.context.store("sums")
+        store.put("sum", store.get("sum", 0) + record.value.watts)
+        self.context.punctuate("five seconds", 5 * SECOND)
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, self.context.store("sums").get("sum"))
+
+
+def test_a_punctuator_sends_the_sums_so_far_at_full_five_seconds(play: Play) -> None:
+    pipeline = Pipeline("punctuated")
+    powers = pipeline.stream("powers", value=Power, key="device")
+    powers.process(StreamTimeSums, stores={"sums": int}, returns=int).output.to("power_sums")
+    seconds = [0, 4, 6, 9, 17]
+
+    driver = play(pipeline, [Piped("powers", Power("a", 10), timestamp=START + each * SECOND) for each in seconds])
+
+    # Due at the first record, and whenever a full five seconds are reached; a jump over several counts once.
+    assert values(driver, "power_sums")[-2:] == [30, 50]
+
+
+def test_a_join_with_a_table_sees_the_row_of_the_records_time(play: Play) -> None:
+    pipeline = Pipeline("as_of")
+    prices = pipeline.table("prices", value=int)
+    sales = pipeline.stream("sales", value=int)
+    sales.join(prices).select(amount="left * right").to("amounts")
+    records = [
+        Piped("prices", 10, "tea", START),
+        Piped("sales", 2, "tea", START + SECOND),
+        Piped("prices", 12, "tea", START + 2 * SECOND),
+        Piped("sales", 3, "tea", START + 3 * SECOND),
+    ]
+
+    driver = play(pipeline, records)
+
+    assert [value["amount"] for value in values(driver, "amounts")] == [20, 36]

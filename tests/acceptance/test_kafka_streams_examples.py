@@ -301,3 +301,45 @@ def test_an_order_is_validated_once_all_its_checks_have_passed(play: Play) -> No
 
     assert values(driver, "validated_orders") == [{"id": "1", "state": "VALIDATED"}]
     assert values(driver, "failed_orders") == [{"id": "2", "state": "FAILED"}]
+
+
+def test_the_most_viewed_articles_of_each_industry_and_hour(play: Play) -> None:
+    pipeline = Pipeline("top_articles")
+    views = pipeline.stream("views", value=View).group_by("concat(industry, '/', page)")
+    hourly = views.windowed_by(tumbling("1 hour")).count(store="views_of_page")
+    pages = hourly.select(page="split(_key, '/')[1]", industry="split(_key, '/')[0]", views="value")
+    by_industry = pages.group_by("concat(industry, ' ', CAST(unix_millis(_window_start) AS STRING))")
+    by_industry.aggregate(store="top", page="max_by(page, 1000 * views - CAST(page AS INT))", views="max(views)")
+    chance = random.Random(11)
+    records = []
+    for number in range(60):
+        view = View(str(chance.randrange(6)), chance.choice(["news", "sports"]))
+        records.append(Piped("views", view, timestamp=START + number * 5 * MINUTE))
+
+    driver = play(pipeline, records)
+
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        hour = record.timestamp - record.timestamp % HOUR
+        counts[f"{record.value.industry} {hour}"][record.value.page] += 1
+    expected = {}
+    for key, views_of in counts.items():
+        most = max(views_of.values())
+        first = min((page for page in views_of if views_of[page] == most), key=int)
+        expected[key] = {"page": first, "views": most}
+    assert driver.store("top") == expected
+
+
+def test_a_tables_changes_are_written_with_old_and_new_value(play: Play) -> None:
+    pipeline = Pipeline("captured")
+    pipeline.table("regions", value=str).changes().to("region_changes")
+    moves = [("ann", "asia"), ("bob", "europe"), ("ann", "europe"), ("bob", None)]
+
+    driver = play(pipeline, [Piped("regions", region, user) for user, region in moves])
+
+    assert [(key, *value.values()) for key, value in pairs(driver, "region_changes")] == [
+        ("ann", "insert", None, "asia"),
+        ("bob", "insert", None, "europe"),
+        ("ann", "update", "asia", "europe"),
+        ("bob", "delete", "europe", None),
+    ]
