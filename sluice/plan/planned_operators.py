@@ -178,7 +178,7 @@ class PlannedOperator:
         return (
             isinstance(action, Suppress)
             and action.until != "time_limit"
-            and action.max_records is action.max_bytes is None
+            and action.max_records is action.max_bytes is action.early_ms is None
             and not self.retracts
         )
 

@@ -46,7 +46,7 @@ WINDOWS = {
     "session": session("4 ms", grace="3 ms"),
     "sessions without grace": session("4 ms"),
 }
-STEPS = ["every update", "suppress", "on close"]
+STEPS = ["every update", "suppress", "on close", "early"]
 OUT_OF_ORDER = st.lists(
     st.builds(
         Piped,
@@ -64,8 +64,12 @@ OUT_OF_ORDER = st.lists(
 
 def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     pipeline = Pipeline("windows", workers=2)
-    emit: Any = "window_close" if step == "on close" else "every"
-    windows = pipeline.stream("visits", value=Visit).group_by_key().windowed_by(window, late="late", emit=emit)
+    emits: dict[str, Any] = {
+        "on close": {"emit": "window_close"},
+        "early": {"emit": "window_close", "early": "2 ms"},
+    }
+    visits = pipeline.stream("visits", value=Visit).group_by_key()
+    windows = visits.windowed_by(window, late="late", **emits.get(step, {}))
     columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
     table: Any = windows.aggregate(store="visits_by_window", **columns, most="max(seconds)")
     if step == "suppress":
