@@ -119,10 +119,10 @@ class JoinLateness:
 
 
 def forgotten_at(time: int, within_ms: int) -> int:
-    """The stream time at which `deduplicate` forgets a record: when it is more than `within_ms` after the record."""
+    """The stream time at which `deduplicate` or a history forgets a record: more than `within_ms` after the record."""
     return time + within_ms + 1
 
 
 def last_forgotten(stream_time: int, within_ms: int) -> int:
-    """The latest time of a record that `deduplicate` has forgotten: the inverse of `forgotten_at`."""
+    """The latest time of a record that has been forgotten: the inverse of `forgotten_at`."""
     return stream_time - within_ms - 1

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.lateness import forgotten_at, last_forgotten
 
 
 class LatestValue(msgspec.Struct, array_like=True):
@@ -47,3 +48,57 @@ class Latest(Timeless):
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None
+
+
+LATE = "late"
+"""The output of a versioned table for updates that are earlier than their key's latest one."""
+
+
+class LatestVersion:
+    """A versioned table: of a key's records, the one with the latest time wins.
+
+    A record is late if it is more than `history_ms` before stream time. A record that is earlier than its key's latest
+    one goes to the output LATE, for joins that look up versions. For these records, a deletion is remembered for the
+    history, too.
+    """
+
+    state_type: Any = LatestValue
+
+    def __init__(self, history_ms: int, *, retracts: bool = False) -> None:
+        self.history_ms = history_ms
+        self.retracts = retracts
+
+    def new_state(self) -> LatestValue:
+        return LatestValue()
+
+    def process(self, state: LatestValue, row: Row, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+        elif row.old:
+            return
+        elif row.time <= last_forgotten(row.after, self.history_ms):
+            out.count("late")
+        elif row.time < state.time:
+            out.emit(row.key, row.value, row.time, to=LATE)
+        else:
+            if self.retracts and state.value is not None:
+                out.emit(row.key, state.value, row.time, old=True)
+            state.value, state.time = row.value, row.time
+            out.emit(row.key, row.value, row.time)
+
+    def due(self, state: LatestValue) -> int | None:
+        return forgotten_at(state.time, self.history_ms) if state.value is None and state.time >= 0 else None
+
+    def close(
+        self,
+        state: LatestValue,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        if state.value is None and state.time <= last_forgotten(closed, self.history_ms):
+            state.time = -1
+
+    def is_empty(self, state: LatestValue) -> bool:
+        return state.value is None and state.time < 0

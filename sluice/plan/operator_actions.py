@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+from sluice.operators.base import LEFT
 from sluice.operators.changes import Changes
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.lateness import WindowLateness
@@ -58,17 +59,19 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 table,
                 node.retention_ms,
                 node.emit,
+                node.history_ms,
             )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), node.retention_ms, node.emit, _cogrouped(node),
+                nodes.is_table(node.parent), node.retention_ms, node.emit, node.history_ms,
+                _cogrouped(node),
             )  # fmt: skip
         case nodes.Merge():
             return Merge()
         case nodes.ToTable():
-            return Latest()
+            return Latest(node.history_ms)
         case nodes.Changes():
             return Changes()
         case nodes.Suppress():
@@ -80,7 +83,16 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             assert node.kind != "stream-stream"
             filtered = _follows_filter(node.left), _follows_filter(node.right)
             claims = claims_old_values(node.left), claims_old_values(node.right)
-            return TableJoin(node.how, node.kind, node.on is not None, filtered, claims)
+            history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
+            return TableJoin(
+                node.how,
+                node.kind,
+                node.on is not None,
+                filtered,
+                claims,
+                history_ms,
+                node.grace_ms,
+            )
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.Process():
@@ -136,12 +148,24 @@ def waits_for_close(node: nodes.Node) -> bool:
     match node:
         case nodes.Aggregate():
             # Windows of time expire from the operator's state when they close.
-            return nodes.window_of(node) is not None
+            return nodes.window_of(node) is not None or node.history_ms is not None
         case nodes.Join(kind=kind):
-            # Unmatched records are sent when stream time is past the end of their window.
-            return kind == "stream-stream"
+            # Unmatched records are sent when stream time is past the end of their window. Records that look up versions
+            # compare their time with the table's largest time.
+            return kind == "stream-stream" or joins_versions(node)
+        case nodes.ToTable(history_ms=int()):
+            return True
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
+        case _:
+            return False
+
+
+def joins_versions(node: nodes.Node) -> bool:
+    """Whether a node joins a stream with the versions of a table."""
+    match node:
+        case nodes.Join(kind="stream-table", right=right):
+            return nodes.history_of(right) is not None
         case _:
             return False
 
@@ -175,9 +199,12 @@ def claims_old_values(table: nodes.Node) -> bool:
             return False
 
 
-def requires_value(node: nodes.Node) -> bool:
-    """Whether the node drops records without a value."""
+def requires_value(node: nodes.Node, side: int) -> bool:
+    """Whether the node drops records without a value on a side."""
     match node:
+        case nodes.Join() if joins_versions(node) and side != LEFT:
+            # A deletion is a version, too.
+            return False
         case nodes.Join():
             # In Kafka Streams, a stream's join drops null values; in a join of
             # tables, null values are deletions.
@@ -198,6 +225,9 @@ def _is_filtered(node: nodes.Node) -> bool:
 
 def _follows_filter(node: nodes.Node) -> bool:
     """Whether the node is a filter or a mapping of a filter's rows."""
+    # As in Kafka Streams, a filtered versioned table always sends its tombstones, because they are versions too.
+    if nodes.history_of(node) is not None:
+        return False
     while isinstance(node, nodes.Select | nodes.MapValues):
         node = node.parent
     return isinstance(node, nodes.Filter)

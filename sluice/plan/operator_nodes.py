@@ -101,6 +101,8 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
     # why the order of records matters.
     if node.python is not None:
         return "Python functions need records in order"
+    if node.history_ms is not None:
+        return "its table has versions"
     if isinstance(node, nodes.Cogroup):
         return "adds the records of several streams in order"
     if isinstance(window, CountWindow):

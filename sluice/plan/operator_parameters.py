@@ -30,6 +30,7 @@ class Aggregate:
     """Whether the input is a table, whose old values are subtracted."""
     retention_ms: int | None
     emit: EmitStrategy = "every"
+    history_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PythonAggregate:
     subtracts: bool
     retention_ms: int | None
     emit: EmitStrategy = "every"
+    history_ms: int | None = None
     cogrouped: tuple[tuple[Reference, Reference | None], ...] = ()
     """The adder of each cogrouped stream, and the type of its values, instead of `adder` and `takes`."""
 
@@ -61,6 +63,9 @@ class Merge:
 @dataclass(frozen=True)
 class Latest:
     """Keeps the latest value of each key as a table."""
+
+    history_ms: int | None = None
+    """How far back the versions of a versioned table reach."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,10 @@ class TableJoin:
     """Whether the left and the right side are filtered tables, possibly mapped."""
     gets_old_values: tuple[bool, bool] = (False, False)
     """Whether the left and the right side include the old values of their tables' changes."""
+    history_ms: int | None = None
+    """How far back the versions reach that a stream's records look up; None without versions."""
+    grace_ms: int | None = None
+    """How long a stream's record waits for versions of its time."""
 
 
 @dataclass(frozen=True)

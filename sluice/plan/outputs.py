@@ -61,7 +61,8 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     for parent in nodes.parents(node):
         # A topic's table is no such operator: its rows are the topic's single records.
-        if is_operator(pipeline, parent) and not isinstance(parent, nodes.ToTable):
+        is_topic_table = isinstance(parent, nodes.ToTable) and parent.history_ms is None
+        if is_operator(pipeline, parent) and not is_topic_table:
             return True
         # A combinable aggregate is no operator, but single records end at it, too.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):

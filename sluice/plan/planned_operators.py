@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.operators.base import DEFAULT_OUTPUT, READ
+from sluice.operators.base import DEFAULT_OUTPUT, LEFT, READ, RIGHT
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -14,6 +14,7 @@ from sluice.plan.operator_parameters import (
     PythonAggregate,
     StreamJoin,
     Suppress,
+    TableJoin,
 )
 from sluice.plan.steps import Sink, Step
 from sluice.values import row_order
@@ -60,6 +61,8 @@ class Edge:
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()
     """The operators whose results the rows are made from."""
+    takes_latest: bool = False
+    """Whether the edge leaves out late updates of a versioned table, which have an output of their own."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""
 
@@ -169,6 +172,8 @@ class PlannedOperator:
     @property
     def timed_sides(self) -> tuple[int, ...]:
         """The sides that have a stream time each, besides the one that all of them share."""
+        if self.joins_versions:
+            return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
 
     @property
@@ -181,6 +186,12 @@ class PlannedOperator:
             and action.max_records is action.max_bytes is action.early_ms is None
             and not self.retracts
         )
+
+    @property
+    def joins_versions(self) -> bool:
+        """Whether the operator joins a stream with the versions of a table."""
+        action = self.action
+        return isinstance(action, TableJoin) and action.history_ms is not None
 
     @property
     def has_own_stream_time(self) -> bool:

@@ -95,7 +95,8 @@ class Scopes:
         return replace(scope, is_null=f"({is_null})")
 
     def _made(self, node: nodes.Node, *, old: bool) -> Scope:
-        if isinstance(node, nodes.ToTable) and not old:
+        # Only the operator knows which of a versioned table's records are late.
+        if isinstance(node, nodes.ToTable) and not old and node.history_ms is None:
             return self._table_rows(self.after(node.parent))
         if node.number in self.operator_stages:
             return self._operator_results(node)
@@ -463,7 +464,7 @@ def _is_topic_table(node: nodes.Node) -> bool:
     """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
     while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
         node = node.parent
-    return isinstance(node, nodes.ToTable)
+    return isinstance(node, nodes.ToTable) and node.history_ms is None
 
 
 def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
-from sluice.operators.base import AHEAD, LEFT, READ, RIGHT
+from sluice.operators.base import AHEAD, DEFAULT_OUTPUT, LEFT, READ, RIGHT
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.node_steps import LateSinks, topics_of
@@ -32,6 +32,7 @@ from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.sql_text import literal
 from sluice.values.windowed_keys import windowed_key_sql
 
 
@@ -202,7 +203,7 @@ class StagePlanner:
             is_json = node.python is not None
             # Windows also aggregate null values. A value that is not null says from which stream a record comes.
             values = self._cogrouped_values(scope, side, values, is_json=is_json)
-            is_null = is_null if requires_value(node) else "false"
+            is_null = is_null if requires_value(node, side) else "false"
         scope = self._scope_into(node, side, scope, parent)
         edge = Edge(
             target=node.number,
@@ -220,13 +221,14 @@ class StagePlanner:
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
             requires_key=not is_of_processor,
-            requires_value=requires_value(node),
+            requires_value=requires_value(node, side),
             # In Kafka Streams, every record that a task reads advances the time of punctuators.
             counts_every_record=is_of_processor and scope.stage == 0,
             is_copied=isinstance(node, nodes.Process) and not is_of_processor,
             path=scope.path,
             rekeyed=_is_rekeyed(node, side, scope),
             results_of=scope.results_of,
+            takes_latest=_takes_latest(node, side, parent),
         )
         self._edge_scopes[edge.column] = scope
         return edge
@@ -292,6 +294,8 @@ class StagePlanner:
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])
+        if edge.takes_latest:
+            passed += f" AND output = {literal(DEFAULT_OUTPUT)}"
         # Operators send a table's old value as a row of its own, which
         # only some of the next steps take.
         if edge.stage and not edge.has_old_values:
@@ -390,6 +394,19 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
             return by
         case _:
             return None
+
+
+def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
+    """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest one.
+
+    As in Kafka Streams, they concern only streams, and joins that look up versions.
+    """
+    if nodes.history_of(table) is None:
+        return False
+    if isinstance(node, nodes.Sink):
+        # Rows of a database, and the latest change of a batch, must not be replaced by earlier ones.
+        return node.emit == "latest"
+    return side == STORE or side >= READ or nodes.is_table(node) or isinstance(node, nodes.Changes)
 
 
 def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:

@@ -67,15 +67,13 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Select():
             columns = node.columns.items()
             return ", ".join([name if name == sql else f"{name} = {sql}" for name, sql in columns])
-        case nodes.Cogroup(window=window):
-            parts = [f"{_added(part)} of {part.parent.name} by {part.key}" for part in node.parts]
-            return "; ".join(parts) + (f", {window}" if window else "")
         case nodes.Aggregate():
-            key = "key and window" if node.by_window else node.key
-            by = f"by {key}" + (f", {node.window}" if node.window else "")
-            return f"{', '.join(node.columns.values()) or 'Python functions'} {by}"
+            return _aggregate_detail(node)
         case nodes.Join():
-            return " ".join([str(node.window or ""), f"on {node.on}" if node.on else ""])
+            grace = "" if node.grace_ms is None else f"as of each record's time, grace {duration_text(node.grace_ms)}"
+            return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
+        case nodes.ToTable(history_ms=int(history_ms)):
+            return f"with versions of {duration_text(history_ms)}"
         case nodes.Sink(table=table) if table is not None:
             return f"a row per {table.key}" if table.key else "a row per record"
         case nodes.Sink(emit="latest"):
@@ -88,6 +86,18 @@ def _detail(node: nodes.Node) -> str:
             return f"{node.by} within {duration_text(node.within_ms)}"
         case _:
             return ""
+
+
+def _aggregate_detail(node: nodes.Aggregate) -> str:
+    if isinstance(node, nodes.Cogroup):
+        parts = [f"{_added(part)} of {part.parent.name} by {part.key}" for part in node.parts]
+        what = "; ".join(parts)
+    else:
+        added = ", ".join(node.columns.values()) or "Python functions"
+        what = f"{added} by {'key and window' if node.by_window else node.key}"
+    window = f", {node.window}" if node.window else ""
+    history = "" if node.history_ms is None else f", with versions of {duration_text(node.history_ms)}"
+    return what + window + history
 
 
 def _added(part: nodes.CogroupedStream) -> str:

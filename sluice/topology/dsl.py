@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, overload
 
 from typing_extensions import override
 
@@ -30,6 +31,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql
+from sluice.topology.versions import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
 from sluice.topology.windowed_inputs import (
     require_distinct_sessions,
@@ -858,11 +860,31 @@ class Stream(Handle[V]):
             remaining = remaining.filter_not(where, on_error=on_error)
         return streams
 
-    def to_table(self, *, store: str, on_error: OnError | None = None) -> Table[V]:
-        """Keep the latest value of each key in a store; a record with a null value deletes its key."""
+    def to_table(
+        self,
+        *,
+        store: str,
+        versioned: Duration | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[V]:
+        """Keep the latest value of each key in a store; a record with a null value deletes its key.
+
+        A `versioned` table has the value with the latest time per key, and remembers earlier values for this time: a
+        stream that joins it gets the value as of the time of each record.
+        """
+        where = self._where("to_table")
+        history_ms = history_in_ms(where, versioned)
+        if history_ms is not None:
+            require_plain_keys(where, [self.node])
         require_distinct_sessions(self._where("to_table"), self.node, deletes=True)
         self.pipeline.claim("store", store)
-        node = self.pipeline.add(nodes.ToTable, parent=self.node, store=store, on_error=on_error)
+        node = self.pipeline.add(
+            nodes.ToTable,
+            parent=self.node,
+            store=store,
+            history_ms=history_ms,
+            on_error=on_error,
+        )
         return Table(self.pipeline, node, self.shape, self.contract)
 
     def group_by_key(self) -> GroupedStream[V]:
@@ -902,6 +924,7 @@ class Stream(Handle[V]):
         *,
         how: How = "inner",
         on: str | None = None,
+        grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
     def join(
@@ -911,6 +934,7 @@ class Stream(Handle[V]):
         *,
         how: How = "inner",
         on: str | None = None,
+        grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
@@ -918,6 +942,10 @@ class Stream(Handle[V]):
         A join with a stream emits every pair of records within the `window`. A join with a table emits each record with
         the table's row at the record's time. `on` is an SQL expression for the key to look up in a global table. `how`
         is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
+
+        The row at the record's time is the latest one that was written before the record, or in a versioned table the
+        one whose event time is the latest up to the record's. With `grace`, records wait this long, in the stream's
+        event time, for the versioned table's rows.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -928,9 +956,9 @@ class Stream(Handle[V]):
         elif on is None:
             require_same_windows(where, [self.node, other.node])
         if isinstance(other, Stream):
-            if not isinstance(window, JoinWindow) or on is not None:
+            if not isinstance(window, JoinWindow) or on is not None or grace is not None:
                 raise TopologyError(
-                    f"{where}: a join of two streams needs a window, and takes no on=.",
+                    f"{where}: a join of two streams needs a window, and takes no on= and no grace=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
@@ -947,7 +975,8 @@ class Stream(Handle[V]):
                     next_step="Change the stream's key with select_key first.",
                 )
             self._require_expression(on, "join")
-        return self._joined(other, "stream-table", how, on=on, on_error=on_error)
+        grace_ms = grace_in_ms(where, grace, other.node)
+        return self._joined(other, "stream-table", how, on=on, grace_ms=grace_ms, on_error=on_error)
 
     def left_join(
         self,
@@ -1560,8 +1589,21 @@ class Grouped(Generic[V]):
         self.window = window
         self.late: nodes.Late | None = None
         self.retention_ms: int | None = None
+        self.history_ms: int | None = None
         self.emit: EmitStrategy = "every"
         self.early_ms: int | None = None
+
+    def versioned(self, history: Duration) -> Self:
+        """Make the tables of the next aggregates versioned, as `versioned=` does for `to_table`."""
+        where = self.parent._where("versioned")
+        if self.window is not None or self.by_window:
+            raise TopologyError(
+                f"{where}: only a table without windows can be versioned.",
+                next_step="Leave versioned(...) out. A windowed table keeps its windows anyway.",
+            )
+        versioned = copy(self)
+        versioned.history_ms = history_in_ms(where, history)
+        return versioned
 
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
         """Count the records of each group."""
@@ -1666,6 +1708,7 @@ class Grouped(Generic[V]):
             late=self.late,
             by_window=self.by_window,
             retention_ms=self.retention_ms,
+            history_ms=self.history_ms,
             **options,
         )
         table: Table[Any] = Table(pipeline, node, shape, contract)
@@ -1706,6 +1749,8 @@ class GroupedStream(Grouped[V]):
         got. The header `window_result` of the records is then `early` or `final`.
         """
         where = self.parent._where("windowed_by")
+        if self.history_ms is not None:
+            raise TopologyError(f"{where}: a versioned table has no windows.", next_step="Leave versioned(...) out.")
         if self.by_window:
             require_plain_keys(where, [self.parent.node])
         arguments.require_choice(where, "emit", emit, EmitStrategy)

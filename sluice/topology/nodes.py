@@ -172,6 +172,8 @@ class ToTable(Node):
 
     parent: Node
     store: str | None
+    history_ms: int | None = None
+    """How far back the versions of a versioned table reach; None for a table that only has the latest rows."""
 
     @property
     @override
@@ -212,6 +214,8 @@ class Aggregate(Node):
     """Whether the groups are the keys and windows of records that have windowed keys."""
     retention_ms: int | None = None
     """How long a window is kept after its end; None means forever."""
+    history_ms: int | None = None
+    """How far back the versions of a versioned table reach."""
 
     @property
     @override
@@ -270,6 +274,8 @@ class Join(Node):
     kind: Literal["stream-stream", "stream-table", "table-table", "foreign-key", "lookup"]
     window: JoinWindow | None = None
     on: str | None = None
+    grace_ms: int | None = None
+    """How long a stream's record waits for a versioned table's rows of the record's time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,6 +478,17 @@ def window_of(node: Node) -> AnyWindow | None:
             return window_of(first)
         case Join(left=left, kind="stream-table" | "table-table"):
             return window_of(left)
+        case _:
+            return None
+
+
+def history_of(table: Node) -> int | None:
+    """How far back the versions of a table reach, in ms; None if the table is not versioned."""
+    match table:
+        case ToTable(history_ms=history_ms) | Aggregate(history_ms=history_ms):
+            return history_ms
+        case Filter() | Select() | MapValues():
+            return history_of(table.parent) if is_table(table) else None
         case _:
             return None
 

@@ -16,6 +16,7 @@ from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
+from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
@@ -213,17 +214,22 @@ class Pipeline(Graph):
         value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
         store: str | None = None,
+        versioned: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
 
         If `key` is a field, Kafka's key says which row a null value deletes. The store has the topic's name unless
         `store` names it.
+
+        A `versioned` table has the value with the latest time per key, and remembers earlier values for this time: a
+        stream that joins it gets the value as of the time of each record.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         store = store or topic
         self.claim("store", store)
-        node = self.add(nodes.ToTable, parent=source, store=store, on_error=on_error)
+        history_ms = history_in_ms(f"{self.name}: table {topic!r} at {source_line()}", versioned)
+        node = self.add(nodes.ToTable, parent=source, store=store, history_ms=history_ms, on_error=on_error)
         return Table(self, node, source.shape, source.serde.contract)
 
     def global_table(

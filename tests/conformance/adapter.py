@@ -315,7 +315,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
         case "stream":
             return pipeline.stream(built.topic_of(node["topic"]), value=built.contract(node), nulls="keep")
         case "table":
-            return pipeline.table(built.topic_of(node["topic"]), value=built.contract(node))
+            topic = built.topic_of(node["topic"])
+            return pipeline.table(topic, value=built.contract(node), versioned=_history(node))
         case "global_table" | "global_store":
             return pipeline.global_table(built.topic_of(node["topic"]), value=built.contract(node))
         case "merge":
@@ -332,7 +333,7 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
         case "fold":
             return _fold(built, node, parent)
         case "to_table":
-            return parent.to_table(store=built.store_of(node))
+            return parent.to_table(store=built.store_of(node), versioned=_history(node))
         case "process" | "process_values" | "punctuate" | "deduplicate":
             return _processed(built, node, parent, handles)
         case _:
@@ -439,7 +440,8 @@ def _join(node: dict[str, Any], left: Any, right: Any) -> Any:
     on = node.get("left_key") or node.get("fk")
     if isinstance(right, GlobalTable) or isinstance(left, Table):
         return left.join(right, how=node["type"], on=sql(on) if on else None)
-    return left.join(right, how=node["type"])
+    grace = _ms(node["grace_ms"]) if "grace_ms" in node else None
+    return left.join(right, how=node["type"], grace=grace)
 
 
 def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
@@ -447,7 +449,10 @@ def _aggregate(built: Built, node: dict[str, Any], parent: Any) -> Any:
     for one in node["aggs"]:
         read = _replaced(one, node["group_value"]) if "group_value" in node else one
         columns[one["name"]] = _aggregation(built, node["in"], read)
-    table = _grouped(node, parent).aggregate(columns, store=built.store_of(node))
+    grouped = _grouped(node, parent)
+    if "versioned" in node:
+        grouped = grouped.versioned(_history(node))
+    table = grouped.aggregate(columns, store=built.store_of(node))
     # The cases treat final results as a stream: a filter drops them, and sends no deletions.
     return table.to_stream() if "emit" in node else table
 
@@ -483,6 +488,10 @@ def _slot_kind(aggregate: dict[str, Any]) -> values.Kind:
     if aggregate["fn"] != "collect_list":
         return "int"
     return ["str" if aggregate["expr"][0] == "concat" else "int"]
+
+
+def _history(node: dict[str, Any]) -> timedelta | None:
+    return _ms(node["versioned"]["history_ms"]) if "versioned" in node else None
 
 
 def _grouped(node: dict[str, Any], parent: Any) -> Any:

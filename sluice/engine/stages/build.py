@@ -26,11 +26,12 @@ from sluice.operators.early_results import EarlyResults
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.versions import VersionedJoin
 from sluice.operators.merge import Merge
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
 from sluice.operators.suppress import BufferLimit, Suppress
-from sluice.operators.table import Latest
+from sluice.operators.table import Latest, LatestVersion
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
@@ -82,12 +83,15 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 calculation,
                 action.window,
                 action.emit,
+                action.history_ms,
                 retracts=retracts,
                 only_last=only_last,
             )
         case plan.Merge():
             return Merge
         case plan.Latest():
+            if action.history_ms is not None:
+                return partial(LatestVersion, action.history_ms, retracts=retracts)
             return partial(Latest, retracts=retracts)
         case plan.Suppress(early_ms=int(early_ms)):
             return partial(EarlyResults, action.wait_ms, early_ms, retracts=retracts)
@@ -97,6 +101,8 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return partial(Suppress, action.until, action.wait_ms, limit, **options)
         case plan.StreamJoin(how=how, window=window):
             return partial(StreamJoin, how, window)
+        case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
+            return partial(VersionedJoin, _left_or_inner(action), history_ms, action.grace_ms)
         case plan.TableJoin(kind="stream-table"):
             return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
         case plan.TableJoin(kind="foreign-key"):
@@ -158,13 +164,14 @@ def _aggregate(
     calculation: Callable[[], Calculation],
     window: AnyWindow | CountWindow | None,
     emit: EmitStrategy,
+    history_ms: int | None,
     *,
     retracts: bool,
     only_last: bool,
 ) -> Operator[Any]:
     match window:
         case None:
-            return Aggregate(calculation(), retracts=retracts, only_last=only_last)
+            return Aggregate(calculation(), history_ms=history_ms, retracts=retracts, only_last=only_last)
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, retracts=retracts)
         case CountWindow():

@@ -17,6 +17,7 @@ from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.versions import VersionedJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
@@ -159,7 +160,7 @@ class OperatorRun:
                 releases = Releases(self.timeline, before_row=True) if left or right else None
             case StreamJoin() as join:
                 releases = UnmatchedSearches(self.timeline, join)
-            case Suppress() | Process():
+            case Suppress() | Process() | VersionedJoin():
                 releases = Releases(self.timeline, before_row=False)
             case _:
                 releases = None
@@ -174,7 +175,7 @@ class OperatorRun:
         return releases
 
     def _release_due(self, key: str) -> int | None:
-        assert isinstance(self.operator, StreamJoin | Suppress | Process)
+        assert isinstance(self.operator, StreamJoin | Suppress | Process | VersionedJoin)
         return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
@@ -208,6 +209,9 @@ class OperatorRun:
         if isinstance(self.operator, Process):
             reached = self.releases.timeline.closed_at(position)
             self.operator.release(self._state(key), key, due, max(due, reached), output)
+        elif isinstance(self.operator, VersionedJoin):
+            latest_of_sides = self.releases.timeline.latest_of_sides_at(position)
+            self.operator.close(self._state(key), key, due, output, latest_of_sides)
         else:
             self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)

@@ -135,6 +135,12 @@ class Timeline:
                 before_side = self._stored_time(f".{side}", number)
                 _, after_side = advance(times, of_number & (sides == side), before_side)
                 of_sides[side] = _Clock(before_side, after_side)
+            if self._operator.joins_versions:
+                # The stream's records wait for the stream's own time.
+                of_stream, of_table = of_sides[LEFT], of_sides[RIGHT]
+                passed = np.maximum(of_stream.after_each, before["closed"])
+                waits_for = _Clock(before["closed"], passed)
+                return _PartitionClocks(waits_for, waits_for, of_stream, of_table, of_sides)
             return _PartitionClocks(clock, clock, clock, clock, of_sides)
         counted = of_number & complete
         _, all_rows, closed = advance_joint(
@@ -147,8 +153,8 @@ class Timeline:
         _, left = advance(times, counted & (sides == LEFT), before["left"])
         _, right = advance(times, counted & (sides == RIGHT), before["right"])
         after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
-        clocks = {name: _Clock(before[name], after[name]) for name in _SUFFIXES}
-        return _PartitionClocks(clocks["all_rows"], clocks["closed"], clocks["left"], clocks["right"])
+        made = {name: _Clock(before[name], after[name]) for name in _SUFFIXES}
+        return _PartitionClocks(made["all_rows"], made["closed"], made["left"], made["right"])
 
     def _stored_time(self, suffix: str, number: int) -> int:
         """The stream time before the batch, of all topics' partitions with this number."""
@@ -188,7 +194,7 @@ class Timeline:
 
         It does not increase before all sides have had records in each partition that is not idle.
         """
-        if not self._operator.timed_sides:
+        if not self._operator.timed_sides or self._operator.joins_versions:
             return self.closed_after
         last: list[int] = []
         for clocks in self._active:
@@ -205,6 +211,16 @@ class Timeline:
         left = [clocks.left.last for clocks in self._active if clocks.left.last != BEFORE_ALL]
         right = [clocks.right.last for clocks in self._active if clocks.right.last != BEFORE_ALL]
         return min(left, default=BEFORE_ALL), min(right, default=BEFORE_ALL)
+
+    def latest_of_sides_at(self, position: Position) -> tuple[int, int]:
+        """Like `latest_of_sides`, but up to and including a position of this batch."""
+        count = np.array([bisect_right(range(len(self._times)), position, key=self.position)])
+        left = [int(clocks.left.after(count)[0]) for clocks in self._active]
+        right = [int(clocks.right.after(count)[0]) for clocks in self._active]
+        return (
+            min((time for time in left if time != BEFORE_ALL), default=BEFORE_ALL),
+            min((time for time in right if time != BEFORE_ALL), default=BEFORE_ALL),
+        )
 
     def closing_position(self, due: int) -> Position:
         """The first position at which the closed time has reached `due`."""
@@ -252,9 +268,10 @@ class Timeline:
             before, after = counts_before[of_number], counts_after[of_number]
             columns["before"][of_number] = clocks.closed.after(before)
             columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after(after)
-            if is_stream_join:
+            if is_stream_join or self._operator.joins_versions:
                 columns["left"][of_number] = clocks.left.after(after)
                 columns["right"][of_number] = clocks.right.after(after)
+                continue
             for side, clock in clocks.of_sides.items():
                 of_side = of_number & (sides == side)
                 columns["before"][of_side] = clock.after(counts_before[of_side])

@@ -14,7 +14,7 @@ import msgspec
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row, Timeless
-from sluice.operators.lateness import WindowLateness
+from sluice.operators.lateness import WindowLateness, last_forgotten
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
 Windows = dict[Any, tuple[int, Any]]
@@ -151,14 +151,38 @@ class Aggregation(BaseAggregation):
 
 
 class Aggregate(Timeless, Aggregation):
-    """One aggregate per key of a stream."""
+    """One aggregate per key of a stream.
+
+    With a `history_ms`, the table is versioned: a result whose time is further back from stream time is dropped.
+    """
+
+    def __init__(
+        self,
+        calculation: Calculation,
+        *,
+        history_ms: int | None = None,
+        retracts: bool = False,
+        only_last: bool = False,
+    ) -> None:
+        super().__init__(calculation, retracts=retracts, only_last=only_last)
+        self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         # Kafka Streams drops records without a value here, but counts them in windows.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
+        elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
+            out.count("late")
         else:
             self._add_to_window(state, 0, None, row, out)
+
+    def _time_of(self, state: Windows, row: Row) -> int:
+        """The time of the result with a row."""
+        return max(state[0][0], row.time) if state else row.time
+
+
+def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
+    return time <= last_forgotten(stream_time, history_ms)
 
 
 class TableAggregate(Timeless, BaseAggregation):

@@ -1,0 +1,136 @@
+"""Joins of a stream with the version of a table's row that was valid at the time of each record."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any, Literal
+
+import msgspec
+
+from sluice.operators.base import RIGHT, Output, Row
+from sluice.operators.joins.by_key import joined
+from sluice.operators.lateness import last_forgotten
+
+Version = tuple[int, str | None]
+"""A row's value from this time on; None from its deletion on."""
+
+
+class HeldRecord(msgspec.Struct, array_like=True):
+    """A record of the stream that waits for versions of its time."""
+
+    time: int
+    value: str
+    headers: str | None
+
+
+class Versions(msgspec.Struct, array_like=True):
+    """A key's versions, the earliest first, and its held records in the order in which they came."""
+
+    versions: list[Version] = []
+    held: list[HeldRecord] = []
+
+
+class VersionedJoin:
+    """Joins each record of a stream with the table's version as of the record's time.
+
+    The table's history reaches `history_ms` back from its largest time; the latest version never expires. With
+    `grace_ms`, records are held back until the stream's time is so far past theirs, and the earliest comes first.
+    """
+
+    state_type: Any = Versions
+
+    def __init__(self, how: Literal["inner", "left"], history_ms: int, grace_ms: int | None) -> None:
+        self.how = how
+        self.history_ms = history_ms
+        self.grace_ms = grace_ms
+
+    def new_state(self) -> Versions:
+        return Versions()
+
+    def process(self, state: Versions, row: Row, out: Output) -> None:
+        stream_time, table_time = row.latest_of_sides
+        if row.side == RIGHT:
+            if row.key is None:
+                out.count("null_key")
+            elif not row.old:
+                self._add_version(state.versions, (row.time, row.value), table_time)
+        # As in other joins with a table, stream records without a value are dropped, and records without a key match
+        # nothing.
+        elif row.value is None or (row.key is None and self.how == "inner"):
+            out.count("null_value" if row.key is not None else "null_key")
+        elif self.grace_ms is not None and row.time > stream_time - self.grace_ms and row.key is not None:
+            state.held.append(HeldRecord(row.time, row.value, row.headers))
+        else:
+            self._send(state, row.key, row.time, row.value, table_time, out)
+
+    def release_due(self, state: Versions) -> int | None:
+        """The stream's time at which the next held record is due."""
+        return self.due(state)
+
+    def due(self, state: Versions) -> int | None:
+        if not state.held or self.grace_ms is None:
+            return None
+        return min(record.time for record in state.held) + self.grace_ms
+
+    def close(
+        self,
+        state: Versions,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Join the held records that are due, the earliest first."""
+        if self.grace_ms is None:
+            return
+        last_due = closed - self.grace_ms
+        due = sorted((record for record in state.held if record.time <= last_due), key=_time_of)
+        state.held = [record for record in state.held if record.time > last_due]
+        for record in due:
+            out.headers = record.headers
+            self._send(state, key, record.time, record.value, latest_of_sides[RIGHT], out)
+
+    def is_empty(self, state: Versions) -> bool:
+        return not state.versions and not state.held
+
+    def _add_version(self, versions: list[Version], version: Version, table_time: int) -> None:
+        at = bisect_left(versions, version[0], key=_start_of)
+        if at < len(versions) and versions[at][0] == version[0]:
+            versions[at] = version
+        else:
+            versions.insert(at, version)
+        # The last version that began before the history is still valid at its beginning.
+        first = bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of) - 1
+        if first > 0:
+            del versions[:first]
+
+    def _send(
+        self,
+        state: Versions,
+        key: str | None,
+        time: int,
+        value: str,
+        table_time: int,
+        out: Output,
+    ) -> None:
+        right = self._as_of(state.versions, time, table_time)
+        if right is not None or self.how == "left":
+            out.emit(key, joined(value, right), time)
+
+    def _as_of(self, versions: list[Version], time: int, table_time: int) -> str | None:
+        """The value that was valid at a time; before the history, only the latest version is known."""
+        if not versions:
+            return None
+        if time <= last_forgotten(table_time, self.history_ms):
+            start, value = versions[-1]
+            return value if start <= time else None
+        at = bisect_right(versions, time, key=_start_of)
+        return versions[at - 1][1] if at else None
+
+
+def _start_of(version: Version) -> int:
+    return version[0]
+
+
+def _time_of(record: HeldRecord) -> int:
+    return record.time
