@@ -14,7 +14,7 @@ FORMER_WORDS = {
     r"cuts?": "snapshot",
     r"cells?": "state row, or accumulator",
     r"famil(y|ies)": "aggregation group",
-    r"slots?": "store column",
+    r"(?<!pool )(?<!`)slots?": "store column",
     r"hand-?offs?": "side outputs",
     r"(?<!dead )(?<!dead-)letters?(?= (of|with|for|by|say|are)\b)": "dead letters",
     r"set aside": "rejected",
