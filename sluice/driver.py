@@ -96,6 +96,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.engine.read.java_settings import java_settings
         from sluice.kafka.brokers import require_brokers
         from sluice.observe.run_measurements import measured_run
+        from sluice.observe.tracing import traced_run
         from sluice.operations.restoring import RestoringRun
         from sluice.plan import Job, explain, load_plan
         from sluice.state.ledger.run_ends import note_failure
@@ -103,6 +104,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     begun = time.monotonic()
     log = structlog.get_logger()
     with (
+        traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
         note_failure(configuration, name, run=configuration.run),
     ):

@@ -23,6 +23,7 @@ from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
 from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
+from sluice.observe.tracing import trace_context
 from sluice.orchestration.driver_log import log_at_levels
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
@@ -119,7 +120,8 @@ class SluiceOperator(SparkSubmitOperator):
                 self.conf = dict(submitted.for_backlog(unread).conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for
                 # some masters.
-                with _added_to_environment(submitted.environment | urls | {"SLUICE_RUN": _run(context)}):
+                variables = submitted.environment | urls | {"SLUICE_RUN": _run(context)} | trace_context()
+                with _added_to_environment(variables):
                     super().execute(context)
                 if not submitted.is_finished:
                     raise AirflowException(UNFINISHED)

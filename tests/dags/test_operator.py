@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
@@ -258,6 +259,15 @@ def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest
     assert said["PYSPARK_PYTHON"] == sys.executable
     assert said["SLUICE_RUN"] == "orders/manual__1/main", "the same for every try"
     assert "SLUICE_KAFKA" not in os.environ, "the environment of this process is unchanged"
+
+
+def test_the_span_of_the_task_is_the_parent_of_the_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch)
+    assert "TRACEPARENT" not in submit(recorder).environment
+    parent = SpanContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7, False, TraceFlags(TraceFlags.SAMPLED))
+    with use_span(NonRecordingSpan(parent)):
+        environment = submit(recorder).environment
+    assert environment["TRACEPARENT"] == "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.mark.attack("S9", "reading the process list while a run is submitted")

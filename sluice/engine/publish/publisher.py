@@ -34,6 +34,7 @@ from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import RecordsRejected, SluiceError
+from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.failures import Failure
@@ -302,6 +303,7 @@ class Publisher:
         message = "batch published" if is_new else "batch was published already"
         durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}
         log.info(message, snapshot=snapshot.id, **snapshot.counts, **durations)
+        trace_batch(f"{snapshot.pipeline} {snapshot.id}", phases.ms, snapshot.counts)
         return snapshot
 
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
