@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sluice.errors import StateError
+from sluice.kafka.unread_records import Offsets
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
 from sluice.state.remote.opening import open_shard
@@ -60,6 +62,32 @@ def retain(
         except StateError as error:
             failed[worker.number] = error.detail
     return RetentionResult(pipeline, forgotten, versions, failed)
+
+
+def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
+    """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many are gone.
+
+    `begins`: topic → partition → the offset of the oldest record that the topic has. A batch whose
+    snapshot is kept stays, and so do all batches after one of whose records some are left.
+    """
+    oldest = ledger.snapshots.oldest(pipeline)
+    if oldest is None:
+        return 0
+    last = None
+    for batch in ledger.history.all(oldest.ref):
+        if batch.number >= oldest.batch or not _is_gone(batch, begins):
+            break
+        last = batch.number
+    return 0 if last is None else ledger.history.merge(oldest.ref, last)
+
+
+def _is_gone(batch: Batch, begins: Offsets) -> bool:
+    """Whether the topics have none of a batch's records. False for a topic that does not exist now."""
+    for topic, ends in batch.ends.items():
+        for partition, end in ends.items():
+            if begins.get(topic, {}).get(int(partition), -1) < end:
+                return False
+    return True
 
 
 def _oldest_kept(

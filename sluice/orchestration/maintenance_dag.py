@@ -9,8 +9,11 @@ import structlog
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
-from sluice.errors import StateError
-from sluice.operations.retention import retain
+from sluice.airflow_connections import KAFKA, kafka_config
+from sluice.errors import BrokersUnreachable, SettingsError, StateError
+from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.unread_records import Offsets, read_lag
+from sluice.operations.retention import merge_history, retain
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings
@@ -20,24 +23,44 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline.
-
-    Raises StateError at the end if some shards could not be reached.
-    """
+    """Apply retention to every pipeline. Raises StateError at the end if some shards could not be reached."""
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
+        begins = _begin_offsets(ledger)
         for pipeline in ledger.generations.pipelines():
             done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
+            merged = merge_history(ledger, pipeline, begins)
             note_size(ledger, pipeline, datetime.now(UTC).date())
-            log.info("retained", pipeline=pipeline, snapshots=done.snapshots, versions=done.versions)
+            log.info(
+                "retained",
+                pipeline=pipeline,
+                snapshots=done.snapshots,
+                versions=done.versions,
+                batches=merged,
+            )
             # One shard that cannot be reached must not keep other shards from being compacted.
             failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
         raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")
 
 
+def _begin_offsets(ledger: Ledger) -> Offsets:
+    """The oldest offsets of the topics of all pipelines; empty if no broker answers, so that no history is merged."""
+    topics = {topic for info in ledger.generations.all_current() for topic in info.topics}
+    try:
+        kafka = kafka_config(KAFKA)
+        with broker_errors(kafka):
+            return read_lag(silent_admin(kafka), topics, {}).begins if topics else {}
+    except (BrokersUnreachable, SettingsError) as error:
+        log.warning("history kept", why=error.detail)
+        return {}
+
+
 def retention_dag() -> DAG:
-    """Once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes."""
+    """Once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes.
+
+    Batches whose records the topics no longer have become one batch of the history.
+    """
     with DAG(
         "sluice_retention",
         schedule="@daily",

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sluice.operations.retention import retain
+from sluice.engine.run.replay import replay_steps
+from sluice.operations.retention import merge_history, retain
+from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
 from sluice.state.shard.local_shard import LocalShard
-from tests.support.states import NOON, States
+from tests.support.states import NOON, States, make_snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -76,3 +78,46 @@ def test_a_generation_that_is_promoted_meanwhile_keeps_its_versions(
     retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(hours=1))
     with LocalShard.open(built.location(0)) as shard:
         assert [shard.get(0, "a", batch) for batch in range(3)] == ["[0]", "[1]", "[2]"]
+
+
+def batch_of(number: int, ends: dict[str, int], *, by_clock: bool = False) -> Batch:
+    return Batch(
+        number=number, begun=1_000 + number, partitions={"orders": 2}, ends={"orders": ends}, by_clock=by_clock
+    )
+
+
+HISTORY = [
+    batch_of(0, {"0": 10}),
+    batch_of(1, {"1": 5}, by_clock=True),
+    batch_of(2, {"0": 20}),
+    batch_of(3, {"0": 30, "1": 9}),
+    batch_of(4, {"0": 40}),
+]
+
+
+@pytest.mark.parametrize(
+    ("begins", "oldest_kept", "left"),
+    [
+        pytest.param({0: 25, 1: 7}, 4, [2, 3, 4], id="batches of which no record is left"),
+        pytest.param({0: 25, 1: 4}, 4, [0, 1, 2, 3, 4], id="not those behind a batch of which some are left"),
+        pytest.param({0: 90, 1: 90}, 3, [2, 3, 4], id="not those whose snapshot is kept"),
+        pytest.param({0: 90}, 4, [0, 1, 2, 3, 4], id="not those of a partition that is unknown"),
+        pytest.param({}, 4, [0, 1, 2, 3, 4], id="nothing without a broker"),
+    ],
+)
+def test_batches_that_no_rebuild_can_repeat_are_merged(
+    database: str, begins: dict[int, int], oldest_kept: int, left: list[int]
+) -> None:
+    states, history = States(database, workers=1), HISTORY
+    for number, batch in enumerate(history):
+        assert states.ledger.snapshots.publish(make_snapshot(number), batch=batch)
+    states.ledger.snapshots.forget(states.ref, oldest_kept)
+    steps = {batch.number: step for batch, step in zip(history, replay_steps(history), strict=True)}
+    for _ in range(2):
+        merge_history(states.ledger, "orders", {"orders": begins} if begins else {})
+        kept_batches = states.ledger.history.all(states.ref)
+        assert [batch.number for batch in kept_batches] == left
+        # The batches that are left begin and end where they did.
+        for batch, step in zip(kept_batches, replay_steps(kept_batches), strict=True):
+            assert step.ends == steps[batch.number].ends
+    assert kept_batches[0].by_clock == (left[0] == 2)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, and_, delete, insert, select
 
-from sluice.state.database import as_json
+from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import HISTORY, of_ref
 from sluice.state.model import GenerationRef
@@ -53,6 +53,28 @@ class History(LedgerPart):
         """One batch of a generation; None if it has not been published."""
         rows = self._read(select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number))
         return _batch(rows[0]) if rows else None
+
+    def merge(self, ref: GenerationRef, last: int) -> int:
+        """Merge the batches up to the number `last` into one batch with that number. Returns how many are gone.
+
+        The later batches begin where they began before. Merge only batches whose records the topics
+        no longer have: a rebuild cannot repeat them, so their ends and clocks do not matter.
+        """
+        with database_errors("Merging old batches", seconds=None), transaction(self._engine) as connection:
+            of_batches = and_(of_ref(HISTORY, ref), HISTORY.c.number <= last)
+            rows = connection.execute(select(HISTORY).where(of_batches).order_by(HISTORY.c.number)).mappings().all()
+            batches = [_batch(row) for row in rows]
+            if len(batches) < 2:
+                return 0
+            ends: dict[str, dict[str, int]] = {}
+            for batch in batches:
+                for topic, partitions in batch.ends.items():
+                    ends.setdefault(topic, {}).update(partitions)
+            by_clock = any(batch.by_clock for batch in batches)
+            merged = msgspec.structs.replace(batches[-1], ends=ends, by_clock=by_clock)
+            connection.execute(delete(HISTORY).where(of_batches))
+            connection.execute(insert(HISTORY), history_row(ref, merged))
+        return len(batches) - 1
 
 
 def history_row(ref: GenerationRef, batch: Batch) -> dict[str, Any]:
