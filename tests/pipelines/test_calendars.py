@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
 from sluice.errors import TopologyError
+from sluice.plan import StoreColumn, plan
 from sluice.testing import TopologyTestDriver
+from sluice.values.windows import TimeWindow
 from tests.pipelines.conftest import Drive
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -102,6 +104,25 @@ def test_the_first_day_of_1970_begins_before_1970(drive: Drive) -> None:
     assert driver.store("takings") == {("", *night): {"sum": 3}, ("soup", *night): {"sum": 3}}
     assert {key for key, _, _ in driver.store("dearest")} == {"", "soup"}
     assert driver.output("takings_changes")[-1].value["since"] == "1969-12-31T17:00:00.000000Z"
+
+
+def test_a_store_with_another_zone_has_another_meaning() -> None:
+    def store(window: TimeWindow) -> StoreColumn:
+        pipeline = Pipeline("restaurant")
+        pipeline.stream("orders", value=Order).group_by("dish").windowed_by(window).count(store="days")
+        ((column,),) = [group.store_columns for group in plan(pipeline).job.groups]
+        return column
+
+    berlin = store(tumbling("1 day", zone="Europe/Berlin"))
+    assert store(tumbling("1 day", zone="Europe/Berlin")) == berlin
+    for other in (
+        tumbling("1 day", zone="Europe/Paris"),
+        tumbling("1 day", zone="Europe/Berlin", offset="1 hour"),
+        tumbling("1 day"),
+        tumbling("2 days", zone="Europe/Berlin"),
+        tumbling("1 month", zone="Europe/Berlin"),
+    ):
+        assert store(other).definition != berlin.definition
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sluice.state.shard import postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard, rows_of
+from sluice.state.shard.pages import pages_of_versions
 from sluice.state.shard.ranges import Range
 from tests.support.postgres import new_database
 
@@ -128,6 +129,14 @@ def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
         ("b", 30_000, 45_000),
     ]
     assert shard.get(1, "bb", 0, window_start=45_000) == "[45000]"
+
+
+def test_a_window_that_begins_before_1970_is_on_the_first_page(shard: LocalShard) -> None:
+    rows = [(0, "", -3_600_000, 82_800_000, "[1]"), (0, "a", -3_600_000, 82_800_000, "[2]")]
+    shard.write_rows(0, rows)
+    (page,) = pages_of_versions(shard, group=0)
+    assert [(version.key, version.window_start) for version in page] == [("", -3_600_000), ("a", -3_600_000)]
+    assert [entry.key for entry in shard.scan(0, 0, within=Range(start_from=-3_600_000, start_to=-1))] == ["", "a"]
 
 
 def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
