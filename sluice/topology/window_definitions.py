@@ -27,13 +27,11 @@ from sluice.values.windows import (
 
 Duration = str | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, or a timedelta. A number without a unit is an error."""
+Size = Duration
+"""A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1 year"`."""
 
 _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "minute": 60_000}
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
-
-
-Size = Duration
-"""A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1 year"`."""
 _SHORTEST_MONTH_DAYS = 28
 
 
@@ -50,10 +48,10 @@ def tumbling(
     the clocks change. `size` can also be weeks, which begin on Monday, months, or years. `offset` moves all starts:
     `tumbling("1 day", zone="Europe/Berlin", offset="18 hours")` begins at six in the evening.
     """
-    period = _period(size)
-    if zone is None and period.unit == "ms" and _period(offset) == Period(0):
-        return _valid_window(Window(period.ms, milliseconds(grace)))
-    return _valid_calendar(CalendarWindow(period, zone or "UTC", _period(offset), milliseconds(grace)))
+    period, shift, grace_ms = _period(size), _period(offset), milliseconds(grace)
+    if zone is None and period.unit == "ms" and not shift.count:
+        return _valid_window(Window(period.ms, grace_ms))
+    return _valid_calendar(CalendarWindow(period, zone or "UTC", shift, grace_ms))
 
 
 def hopping(
@@ -69,19 +67,20 @@ def hopping(
     `zone` and `offset` are those of `tumbling`; `size` must then be a whole number of advances.
     """
     length, period = _period(size), _period(advance)
-    if zone is None and length.unit == period.unit == "ms" and _period(offset) == Period(0):
-        window = Window(length.ms, milliseconds(grace), period.ms)
+    shift, grace_ms = _period(offset), milliseconds(grace)
+    if zone is None and length.unit == period.unit == "ms" and not shift.count:
+        window = Window(length.ms, grace_ms, period.ms)
         if not 0 < window.advance_ms <= window.size_ms:
             raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
         return _valid_window(window)
-    in_advances = (length.months, period.months) if period.months else (length.ms, period.ms)
-    periods, rest = divmod(in_advances[0], in_advances[1]) if in_advances[1] > 0 else (0, 0)
-    if periods < 1 or rest:
+    # A month is no whole number of days, so both lengths are in months or neither is.
+    whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
+    if part <= 0 or whole < part or whole % part:
         raise TopologyError(
             f"hopping({length}, every {period}) at {source_line()}: the size must be a whole number of advances.",
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
-    return _valid_calendar(CalendarWindow(period, zone or "UTC", _period(offset), milliseconds(grace), periods))
+    return _valid_calendar(CalendarWindow(period, zone or "UTC", shift, grace_ms, whole // part))
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:

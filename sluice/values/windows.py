@@ -1,7 +1,7 @@
-"""Windows over event time, and which records belong to them. All times are in ms.
+"""Windows of records, and which records belong to them. All times are in ms.
 
-`operators/lateness.py` decides when records are late. Authors create windows with `tumbling`, `hopping`, `sliding`,
-`session` and `within`.
+`operators/lateness.py` decides when records are late. Authors create windows with the functions of
+`topology/window_definitions.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice.values.phrases import duration_text
 from sluice.values.references import Reference
 
 Bounds = tuple[int, int]
-"""Start and end of a window. The end is exclusive for tumbling and hopping windows, inclusive for the others."""
+"""Start and end of a window. The end is inclusive for sliding windows and sessions, exclusive for the others."""
 
 T = TypeVar("T", int, Any)
 """A time, or an array of times."""

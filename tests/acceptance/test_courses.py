@@ -9,7 +9,19 @@ from typing import Any
 
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Record, Timer, epoch_ms, hopping, session, tumbling, within
+from sluice import (
+    Context,
+    Pipeline,
+    Record,
+    Timer,
+    epoch_ms,
+    every_records,
+    hopping,
+    last_records,
+    session,
+    tumbling,
+    within,
+)
 from tests.acceptance.conftest import Piped, Play, last_values, pairs, values
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -299,6 +311,28 @@ def test_statistics_of_a_stock_in_each_ten_seconds(play: Play) -> None:
         }
         for window, quotes_of in quoted.items()
     }
+
+
+def test_the_average_price_of_the_last_ten_trades_and_of_each_ten(play: Play) -> None:
+    pipeline = Pipeline("trades")
+    trades = pipeline.stream("trades", value=Quote, key="symbol").group_by_key()
+    trades.windowed_by(last_records(10)).aggregate(store="moving", mean="avg(price)").to("moving_means")
+    trades.windowed_by(every_records(10), emit="window_close").aggregate(store="tens", mean="avg(price)").to("tens")
+    chance = random.Random(6)
+    quotes = [Quote(chance.choice("XYY"), chance.randrange(100, 200) / 4, n) for n in range(70)]
+
+    driver = play(pipeline, [Piped("trades", quote, timestamp=START) for quote in quotes])
+
+    prices: dict[str, list[float]] = defaultdict(list)
+    moving, tens = [], []
+    for quote in quotes:
+        of_symbol = prices[quote.symbol]
+        of_symbol.append(quote.price)
+        moving.append((quote.symbol, {"mean": mean(of_symbol[-10:])}))
+        if len(of_symbol) % 10 == 0:
+            tens.append((quote.symbol, {"mean": mean(of_symbol[-10:])}))
+    assert pairs(driver, "moving_means") == moving
+    assert pairs(driver, "tens") == tens
 
 
 def _rides(seed: int) -> list[Ride]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
@@ -328,6 +330,33 @@ def test_the_most_viewed_articles_of_each_industry_and_hour(play: Play) -> None:
         first = min((page for page in views_of if views_of[page] == most), key=int)
         expected[key] = {"page": first, "views": most}
     assert driver.store("top") == expected
+
+
+def test_purchases_are_counted_by_days_that_begin_in_the_evening(play: Play) -> None:
+    pipeline = Pipeline("daily")
+    day = tumbling("1 day", grace="1 hour", zone="Europe/Berlin", offset="18 hours")
+    pipeline.stream("purchases", value=str).group_by_key().windowed_by(day).count(store="per_day")
+    berlin, chance = ZoneInfo("Europe/Berlin"), random.Random(5)
+    # Summer time begins and ends in these months, so some of the days have 23 or 25 hours.
+    begins = [datetime(2026, month, 20, tzinfo=berlin) for month in (3, 10)]
+    times = [begin.timestamp() + chance.uniform(0, 12 * 86_400) for begin in begins for _ in range(150)]
+
+    driver = play(
+        pipeline,
+        [Piped("purchases", "book", chance.choice(["ann", "bob"]), round(time * 1_000)) for time in sorted(times)],
+    )
+
+    counts: Counter[datetime] = Counter()
+    for time in times:
+        local = datetime.fromtimestamp(time, berlin)
+        first_day = local.date() if local.hour >= 18 else local.date() - timedelta(days=1)
+        counts[datetime(first_day.year, first_day.month, first_day.day, 18, tzinfo=berlin)] += 1
+    counted: Counter[datetime] = Counter()
+    for (_, start, end), count in driver.store("per_day").items():
+        begin = datetime.fromtimestamp(start / 1_000, berlin)
+        counted[begin] += count
+        assert datetime.fromtimestamp(end / 1_000, berlin) == begin + timedelta(days=1)
+    assert counted == counts
 
 
 def test_a_tables_changes_are_written_with_old_and_new_value(play: Play) -> None:
