@@ -123,7 +123,10 @@ def _caption(audits: list[Audit]) -> str:
 
 
 def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
-    """Read every shard and quarantine damaged shards, so that no query reads them."""
+    """Verify every shard and standby, and quarantine damaged shards, so that no query reads them.
+
+    Returns True if a shard or a standby is damaged or cannot be read.
+    """
     damaged = False
     before = ledger.quarantine.inspect(info.ref)
     # A move may have ended meanwhile, so the places of the shards are read after the inspection.
@@ -152,7 +155,7 @@ def _is_standby_damaged(
     worker: WorkerInfo,
     out: Console,
 ) -> bool:
-    """Read the copy of a worker's standby. The next refresh replaces a damaged copy."""
+    """Verify a worker's standby. Returns True if it is damaged or cannot be read. A refresh replaces a damaged copy."""
     standby = worker.standby
     if standby is None or standby.batch < 0:
         return False

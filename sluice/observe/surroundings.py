@@ -1,7 +1,7 @@
 """What a host sees of the pipelines' surroundings: state servers that do not answer, its own disk, its own clock.
 
-Triggers, state servers and `sluice status` look, and record what they see as failures in the
-ledger, so that it has one beginning for all who ask.
+Triggers, state servers and `sluice status` observe the surroundings, and record what is wrong as
+failures in the ledger, so that everyone who asks sees the same time at which a failure began.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: 
             seen.append(Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets))
         places = {(sight.kind, sight.host) for sight in sights}
         for failure in figures.failures.get(pipeline, ()):
-            # Only the host itself knows its disk and its clock. A server that answers, answers everyone.
+            # Only the host itself knows its disk and its clock. A state server that answers this
+            # host also answers others.
             is_known_here = failure.kind == "host" or (failure.kind in ("disk", "clock") and failure.host == own)
             if is_known_here and (failure.kind, failure.host) not in places:
                 gone.append(failure)

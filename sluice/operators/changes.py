@@ -14,7 +14,7 @@ class Changes(Timeless):
     """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
 
     The state has the row's value as of the last change. The old values that tables send for retractions would not do:
-    as in Kafka Streams, the first result of an aggregate replaces the aggregate of no records.
+    as in Kafka Streams, the first result of an aggregate has the initial aggregate as its old value, not no value.
     """
 
     state_type: ClassVar[Any] = LatestValue

@@ -80,7 +80,7 @@ class JobColumns:
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
-        # The rows of a record are counted as one record, which they find by the offset.
+        # The rows of a record are counted as one record. The offset shows which rows come from the same record.
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:

@@ -102,7 +102,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
 
 
 def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
-    """The adder of each stream of a cogrouped aggregate, and the type of its values."""
+    """For each stream of a cogrouped aggregate: its adder, and the type of the values that the adder takes."""
     if not isinstance(node, nodes.Cogroup):
         return ()
     return tuple((Reference(part.adder), reference(part.takes)) for part in node.parts)
@@ -184,9 +184,10 @@ def needs_retractions(node: nodes.Node) -> bool:
 
 
 def claims_old_values(table: nodes.Node) -> bool:
-    """Whether the old values of a table's changes may be others than the rows that the changes replace.
+    """Whether the old values of a table's changes may differ from the rows that the changes replace.
 
-    As in Kafka Streams, the first result of a stream's aggregate replaces the aggregate of no records.
+    As in Kafka Streams, the first result of a stream's aggregate has the initial aggregate as its old value, although
+    there was no row.
     """
     match table:
         case nodes.Aggregate(parent=parent):

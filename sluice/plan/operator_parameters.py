@@ -52,7 +52,7 @@ class PythonAggregate:
     emit: EmitStrategy = "every"
     history_ms: int | None = None
     cogrouped: tuple[tuple[Reference, Reference | None], ...] = ()
-    """The adder of each cogrouped stream, and the type of its values, instead of `adder` and `takes`."""
+    """For each cogrouped stream: its `adder`, and the type of the values that the adder `takes`."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ def close_folders(path: Path, levels: int) -> None:
 
 
 def close_database(path: Path) -> None:
-    """Remove other users' access to a SQLite file, known to be one, and its -wal and -shm files."""
+    """Remove other users' access to a SQLite file and its -wal and -shm files.
+
+    Call this only after SQLite has read the file as a database, so that any other file keeps its mode.
+    """
     for ending in ("", "-wal", "-shm"):
         _close(Path(f"{path}{ending}"))
 

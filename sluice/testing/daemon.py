@@ -8,7 +8,7 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.worker_daemon
 
-    # These are modules that tests import.
+    # The modules of tests import these, so the workers need not import them again.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):

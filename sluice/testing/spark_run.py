@@ -112,7 +112,8 @@ class SparkRun(PipedRun):
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(RowsOnSpark(state_rows), batch)
-        # To evict its own state, Spark runs a batch without records, which needs a start, too.
+        # Spark may then run a batch without records, to evict its own state. Its tasks
+        # read a start as well.
         write_start(self._start, self.plan(batch + 1))
 
 

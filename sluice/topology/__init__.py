@@ -1,4 +1,4 @@
-"""The API for defining pipelines, which are plain data: streams, tables, groups, and their drawings."""
+"""The API for defining pipelines: streams, tables and groups. A pipeline is plain data, and can be drawn."""
 
 from sluice.topology.dsl import (
     CogroupedStreams,

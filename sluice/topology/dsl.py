@@ -389,10 +389,10 @@ class Stream(Handle[V]):
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write each record to the one of `topics` whose name `topic` gives: an SQL expression or a Python function.
+        """Write each record to one of `topics`: the one that `topic`, an SQL expression or a Python function, names.
 
-        A record for which `topic` gives another name, or none, is treated as `on_error` says, by default as a dead
-        letter. A function is called once for each of the topics. The other options are those of `to`.
+        A record for which `topic` gives another name, or none, is treated as `on_error` says; by default, it becomes a
+        dead letter. A function is called once for each of the topics. The other options are those of `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
@@ -1746,7 +1746,7 @@ class GroupedStream(Grouped[V]):
         With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
         any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, they
         also get the result of an open window, once stream time is 10 seconds past the first change that they have not
-        got. The header `window_result` of the records is then `early` or `final`.
+        seen. The header `window_result` of the records is then `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:

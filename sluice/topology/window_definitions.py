@@ -62,7 +62,7 @@ def hopping(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Windows of `size` that start every `advance` and overlap; a record can be late for some of its windows only.
+    """Windows of `size` that start every `advance` and overlap; a record can be late for only some of its windows.
 
     `zone` and `offset` are those of `tumbling`; `size` must then be a whole number of advances.
     """

@@ -216,7 +216,7 @@ class App:
 
     async def _answer(self, path: str, request: Request) -> Response:
         readers, path_values = self._match(path)
-        # Before the method: a hidden path must not answer 405, which would reveal it.
+        # The permission is checked before the method, because a 405 would reveal that a hidden path exists.
         if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
             return _no_route()
         if (reader := readers.get(request.method)) is None:

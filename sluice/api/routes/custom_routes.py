@@ -6,8 +6,9 @@
     async def views(stores: Stores, page: str) -> Views:
         ...
 
-The routes are served under `/v1`. Like all routes, they have a log-in, the permission to read the
-pipeline's DAG, problem documents for errors, ETags, and an entry in the OpenAPI description.
+The routes are served under `/v1`. Like all routes, they require a log-in and the permission to read
+the pipeline's DAG, return problem documents for errors, send ETags, and appear in the OpenAPI
+description.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class WindowedRecords:
         if records.num_rows:
             waiting = self.waiting.setdefault(group, [])
             waiting.append(records)
-            # State rows are made in between, so that a task never holds the
-            # records of a whole backlog.
+            # State rows are made before all records are there, so that a task
+            # never holds the records of a whole backlog.
             if sum(batch.num_rows for batch in waiting) >= _FLUSH_RECORDS:
                 yield from self.totals.rows(group, self.waiting.pop(group))
 

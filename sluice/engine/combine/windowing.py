@@ -63,7 +63,7 @@ def assign_windows(
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
     """The stream time that all groups have reached in all partitions. Earlier windows are closed.
 
-    The first record of a so far empty partition may have any event time, but windows that were closed stay closed.
+    The first record of a partition that was empty before may have any event time, but closed windows stay closed.
     """
     reached = [times.closed(group.name, group.topics) for group in groups if group.window]
     return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
@@ -89,7 +89,7 @@ class Windowing:
         results: PartitionResults,
         outcome: RecordOutcome,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The number of each group, and its records of one partition, once for each window that counts a record.
+        """Each group's number, with its records of one partition. A record occurs once for each window that counts it.
 
         Adds counts, stream times and late records to `results`, and marks in `outcome` how each record ended.
         """
@@ -131,10 +131,10 @@ class Windowing:
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
-        # A record that another window or store has counted is not late: `applied` comes first.
+        # A record that another window or store has counted is not late: `applied` takes precedence.
         outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
-        # A record that is late for some of its windows only has been counted, so it is not sent.
+        # A record that is late for only some of its windows has been counted, so it is not sent.
         if group.late is not None:
             late_for_all = np.setdiff1d(rows, rows[windowed.rows])
             if len(late_for_all):

@@ -319,7 +319,7 @@ class DeltaSink:
         """Whether the table has a row from a record after the published positions."""
         where = "true"
         if published is not None:
-            # The rows of timers have no topic, and their position does not tell their batch.
+            # The rows of timers have no topic, and their position does not show which batch wrote them.
             later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"

@@ -151,8 +151,8 @@ def _computed(
     for row, value in enumerate(values):
         try:
             results.append(None if value is None else function(value))
-        # An encoder may raise anything, also errors that are no
-        # Exception. `rejects_record` tells them apart.
+        # An encoder may raise anything, even an error that is not an Exception.
+        # `rejects_record` decides whether the error rejects the record or ends the run.
         except BaseException as error:
             if not rejects_record(error):
                 raise run_ending_error(
@@ -208,7 +208,7 @@ def accepted_records(
         sink, table, sizes > limits.size, rejected, "too_large",
         lambda row: f"{sizes[row]} bytes; {sink.topic} accepts at most {limits.size}",
     )  # fmt: skip
-    # Brokers refuse a record without a key for a compacted topic, and with it its whole batch.
+    # A record without a key makes the broker of a compacted topic refuse the whole batch with the record.
     if limits.needs_key:
         has_no_key = np.asarray(pc.is_null(table.column("key")))
         table = _reject(

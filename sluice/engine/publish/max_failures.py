@@ -1,7 +1,7 @@
 """Decides from a batch's rejected records whether the records are wrong, or the pipeline.
 
 If a step fails for most records, then the step is wrong. If most records cannot even be read, then their producer or
-the contract is wrong, and a result without them would only look right. Such a batch ends the run. A batch with fewer
+the contract is wrong, and a result without them would mislead. Such a batch ends the run. A batch with fewer
 rejected records is published, and the pipeline is degraded until a batch has hardly any.
 """
 

@@ -142,9 +142,10 @@ class Publisher:
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
     def begin(self, plan: PlannedBatch, before: Positions) -> Mapping[str, int]:
-        """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times that it starts from.
+        """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times at its start.
 
-        Must be called before the batch's query starts, because Spark starts tasks before it calls the publisher.
+        Call this before the batch's query starts: the tasks need these stream times, and run before Spark calls the
+        publisher.
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)

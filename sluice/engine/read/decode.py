@@ -2,7 +2,7 @@
 
 `ValueDecoder.decode` first decodes the values and then rejects three kinds: ambiguous JSON, which msgspec accepts;
 values that Spark cannot read back; and decimals with too many digits. Each check first tests the whole batch at once,
-which is fast. Only if a value fails, the values are checked one by one.
+which is fast. The values are checked one by one only if one of them fails.
 """
 
 from __future__ import annotations

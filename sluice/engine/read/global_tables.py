@@ -101,7 +101,7 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The places of records that the reader of streams rejects, too. It counts them; operators do not get them."""
+        """The indices of records that the reader of streams rejects. It counts them, and operators do not get them."""
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]

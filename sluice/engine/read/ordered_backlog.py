@@ -112,8 +112,9 @@ class Backlog:
         best: Offsets = {}
         interpolates = True
         while high - low > 1 and low_count < most * _ENOUGH:
-            # Alternately by the numbers of records and by halves: if timestamps are unevenly
-            # distributed, interpolation alone would approach the time in tiny steps.
+            # Every second round interpolates by the numbers of records, and the others halve the
+            # interval: if timestamps are unevenly distributed, interpolation alone would approach
+            # the time in tiny steps.
             share = (most * _AIM - low_count) / (high_count - low_count) if interpolates else 0.5
             time = min(max(low + int((high - low) * share), low + 1), high - 1)
             ends = self._limited_to_backlog(time, self.timestamps.index(time))

@@ -46,7 +46,7 @@ def offsets_at(
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
-            # The index leaves out partitions whose records are all older: nothing of them is read.
+            # The index leaves out partitions whose records are all older: none of these records are read.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
     unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
@@ -139,7 +139,7 @@ def _lost(
     for source in sources:
         topic = now.get(source.topic)
         if topic is None or topic.id != source.topic_id:
-            # Once for the topic, not for each of its partitions.
+            # Describe this once for the topic, not for each of its partitions.
             if source.partition == 0:
                 yield f"{source.topic} was deleted{' and created again' if topic else ''}"
             continue

@@ -218,7 +218,7 @@ class StreamReader(Reader):
 
     @property
     def schema(self) -> pa.Schema:
-        """The rows' columns on Arrow."""
+        """The rows' columns as an Arrow schema."""
         return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
 
     def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:

@@ -183,9 +183,10 @@ def _without_zeros(value: Any) -> Any:
 
 
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
-    """The places, from 0 to `count`, that fail. `fits(begin, end)` says whether no place in a range fails.
+    """The indices of the wrong values among `count` values. `fits(begin, end)` says whether a range has none.
 
-    A range that fails is halved, because few places fail, and checking a range costs little more than checking a place.
+    A range with a wrong value is halved, because few values are wrong, and checking a range costs little more than
+    checking a single value.
     """
     ranges = [(0, count)]
     while ranges:

@@ -165,7 +165,7 @@ class BatchLoop:
             self.query.run(self.publisher, f"file://{checkpoint}")
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
-        # Before the query starts: its tasks read the start, and run before the publisher is called.
+        # This comes before the query starts: its tasks need the start, and run before Spark calls the publisher.
         times = self.publisher.begin(plan, before)
         tell_tasks(self.query.spark.sparkContext, BatchStart(plan.number, plan.begun, times))
 

@@ -58,7 +58,7 @@ class Frames:
     """The types of the job's stores and of their inputs; set by `state_rows`."""
 
     def state_rows(self) -> DataFrame:
-        """Row batches of the changed state rows and of the rows for sinks, in one partition per worker.
+        """The changed state rows and the rows for sinks, as row batches, in one partition per worker.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
@@ -120,10 +120,10 @@ class Frames:
         reader: StreamReader,
         source: DataFrame,
     ) -> DataFrame:
-        """Row batches of rows for stores, groups and sinks.
+        """The rows for stores, groups and sinks, as row batches.
 
-        If the stateless steps can run on Arrow, the task that decodes the records computes them too; Spark then only
-        checks them. If not, records go from the decoding task to Spark SQL and back.
+        If the stateless steps can run on Arrow, the task that decodes the records also computes the steps, and Spark
+        only checks the expressions. If not, records go from the decoding task to Spark SQL and back.
         """
         job, storage = self.job, self.storage
         inputs: dict[str, str] = {}
@@ -148,7 +148,7 @@ class Frames:
         return row_batches
 
     def _tables(self) -> DataFrame | None:
-        """Row batches of the changes of global tables. Every batch reads all available changes."""
+        """The changes of global tables, as row batches. Every batch reads all available changes."""
         if not self.job.tables:
             return None
         source = self.input.read([table.source.topic for table in self.job.tables])

@@ -98,7 +98,7 @@ class Stages:
             if edge.foreign is not None:
                 foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
                 columns.append(Column(edge.foreign_column, foreign, edge.target))
-        # A layer of its own: the other columns read these.
+        # These columns form a layer of their own, because the other columns read them.
         conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
         return tuple(conditions), tuple(columns)
 

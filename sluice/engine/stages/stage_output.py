@@ -205,8 +205,8 @@ class StageOutput:
     ) -> None:
         """Add a row at the current position.
 
-        `target` is the number of the operator that has `emitted` the row as its result. Otherwise, it is the number of
-        a sink or of a store's group, or REJECTED.
+        If an operator has `emitted` the row as its result, `target` is the number of this operator. For any other row,
+        `target` is the number of a sink or of a store's group, or REJECTED.
         """
         assert self.operator is not None
         sequence, origin, cause_path = self.position
@@ -280,7 +280,7 @@ class StageOutput:
         timer: str = "",
     ) -> None:
         assert self.operator is not None
-        # A rejected row has no results, also none of those that it has sent before it failed.
+        # A rejected row has no results, not even those that were sent before it failed.
         del self._rows[self._rows_before_hold :]
         self._held = None
         if not rejects_record(error):

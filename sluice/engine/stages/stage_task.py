@@ -175,7 +175,7 @@ class StageRun:
         for number in operators:
             runs = (operators[number], *self.listeners.get(number, ()))
             releasing[number] = [run for run in runs if run.releases is not None]
-        # Other keys matter to a processor that reads tables, too.
+        # A processor that reads tables depends on the rows of other keys, too.
         reads_tables = any(run.reads_tables for run in operators.values())
         can_group_by_key = not (self.listeners or any(releasing.values()) or reads_tables)
         first = _GROUPED_BY_KEY if can_group_by_key else ()

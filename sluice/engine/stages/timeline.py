@@ -113,7 +113,7 @@ class Timeline:
         return bool((self._numbers == number).any())
 
     def _closed_after_each(self) -> Times:
-        """The closed time after each advance: the smallest of the active partitions."""
+        """The closed time after each advance: the smallest closed time of the active partitions."""
         of_partitions = [clocks.closed.after_each for clocks in self._active]
         closed = np.full(len(self._times), BEFORE_ALL)
         if of_partitions:
@@ -166,7 +166,7 @@ class Timeline:
         sides: npt.NDArray[np.int8],
         complete: Mask,
     ) -> tuple[tuple[_Indices, Times], ...]:
-        # Kafka Streams searches for unmatched records with a record that is not out of order.
+        # Kafka Streams searches for unmatched records whenever it processes a record that is not out of order.
         is_in_order = complete & (self._times == self._partitions[0].all_rows.after_each)
         indices = [np.flatnonzero(is_in_order & (sides == side)) for side in (LEFT, RIGHT)]
         return tuple((of_side, self._times[of_side]) for of_side in indices)

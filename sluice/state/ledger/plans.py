@@ -47,7 +47,7 @@ class Plans(LedgerPart):
             require_epoch(connection, ref, epoch)
             planned = _unpublished(connection, ref)
             if planned is not None:
-                # Output of the batch may have left already, so only the same batch can follow.
+                # Output of the batch may have been written already, so only the same batch can follow.
                 return planned
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
             texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}

@@ -1,7 +1,7 @@
 """Records in the ledger how runs end.
 
 The process that waits for a driver records that the driver was killed. Modules that need SQLAlchemy
-are imported only when a run fails, because they take `sluice run` 0.2 seconds.
+are imported only when a run fails, because importing them takes 0.2 seconds.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _MAX_GROUPS = 10_000
 Order = Literal["group", "entries", "sum", "min", "max"]
 
 _EXACT = Context(prec=700)
-"""Adds doubles exactly, whatever their exponents: up to 309 digits before the point, and 324 zeros
-after it."""
+"""Enough digits to add doubles exactly: a double has up to 309 digits before the point, and up to
+324 after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 _NUMBER_TYPES = frozenset({int, Decimal})

@@ -9,7 +9,8 @@ from sluice.state.shard.shard import Shard, Version
 
 PAGE = 20_000
 _BEFORE_ALL_WINDOWS = -(2**63)
-"""The smallest integer of the databases. The first days of a time zone can start before 1970."""
+"""The smallest integer of the databases. No window starts before it, while windows of a time zone can
+start before 1970, at negative times."""
 
 
 def pages_of_versions(

@@ -218,8 +218,9 @@ def _versions(
 ) -> dict[int, tuple[int, str | None, int]]:
     """Start of a key's window → the end, value and digest of its newest version before `batch`.
 
-    Windows are read together, because most are new and close together. If there are many other rows
-    between them, the rest are looked up one by one.
+    One statement reads all rows from the first window to the last. These are usually few: the
+    windows are close together, and most are new, so they have no rows yet. If there are many other
+    rows in between, the remaining windows are looked up one by one.
     """
     versions: dict[int, tuple[int, str | None, int]] = {}
     if len(starts) > 1:
