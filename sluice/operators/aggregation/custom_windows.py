@@ -6,19 +6,20 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.operators.aggregation.aggregate import Aggregation, Windows
+from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-from sluice.operators.lateness import WindowLateness
 from sluice.values.windows import Bounds, CustomWindow
 
 
-class CustomWindowAggregate(Aggregation):
+class CustomWindowAggregate(WindowAggregation):
     """One aggregate per key and window. Null values are processed, as in Kafka Streams' windows `[start, end)`.
 
     The state maps each window's bounds to its aggregate, because only the function knows the end of a start. A record
     is counted as `late` once for each window for which it is late.
     """
+
+    window: CustomWindow
 
     def __init__(
         self,
@@ -27,10 +28,8 @@ class CustomWindowAggregate(Aggregation):
         *,
         retracts: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts)
+        super().__init__(calculation, window, retracts=retracts)
         self.state_type: Any = dict[Bounds, tuple[int, calculation.kind]]  # type: ignore[name-defined]
-        self.window = window
-        self.lateness = WindowLateness(window)
 
     @override
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -63,17 +62,7 @@ class CustomWindowAggregate(Aggregation):
                     f"the window function returned {window}, but {(start, end)} before; a start has one end"
                 )
 
-    def due(self, state: Windows) -> int | None:
-        return self.lateness.closes_at(min(end for _, end in state)) if state else None
-
-    def close(
-        self,
-        state: Windows,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        last_closed_end = self.lateness.last_closed_end(closed)
-        for window in [window for window in state if window[1] <= last_closed_end]:
-            del state[window]
+    @override
+    def expires_at(self, start: Any, time: Any) -> Any:
+        _, end = start
+        return self.lateness.closes_at(end)
