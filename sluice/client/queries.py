@@ -444,7 +444,7 @@ def error_of(response: httpx.Response) -> SluiceError:
         problem = msgspec.json.decode(response.content, type=dict[str, Any])
         detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
     except (msgspec.MsgspecError, KeyError):
-        # The answer is no problem document. Another server, such as a proxy, may have sent it.
+        # The answer is not a problem document. Another server, such as a proxy, may have sent it.
         problem, detail, next_step = {}, f"The server answered {response.status_code}.", ""
     kind = _ERRORS.get(response.status_code, QueryError)
     return kind(detail, next_step=next_step, extensions=problem)

@@ -38,7 +38,7 @@ def create(folder: Path) -> list[Path]:
     words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}
     created = []
     for source in sorted(_TEMPLATE.rglob("*")):
-        # Tests compile the template's files, and the compiled files are no part of a project.
+        # Tests compile the template's files, and the compiled files do not belong to a project.
         if source.is_dir() or source.suffix == ".pyc":
             continue
         place = source.relative_to(_TEMPLATE)

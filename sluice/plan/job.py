@@ -153,7 +153,7 @@ class Job:
 
     @property
     def has_operators(self) -> bool:
-        """Whether the job has operators, whose results depend on the order of the records, also across partitions."""
+        """Whether the job has operators, whose results depend on the order of the records, even across partitions."""
         return bool(self.operators)
 
     @property

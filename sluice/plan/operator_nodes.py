@@ -34,7 +34,7 @@ def is_or_follows_operator(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
-    """The aggregates of a pipeline that are no operators."""
+    """The aggregates of a pipeline that are not operators."""
     aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
     return [node for node in aggregates if not is_operator(pipeline, node)]
 

@@ -59,7 +59,7 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """Column → its Spark SQL type; an empty text if the type is unknown.
 
-        Columns that identify a row come first. The type is unknown if the key is no field of the
+        Columns that identify a row come first. The type is unknown if the key is not a field of the
         value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)

@@ -319,7 +319,7 @@ _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
 
 def _java_double(text: str) -> float:
-    """The double that Spark reads from a text. Raises ValueError if the text is no number."""
+    """The double that Spark reads from a text. Raises ValueError if the text is not a number."""
     short = text.strip("".join(map(chr, range(0x21))))
     # Java allows a letter for the type at the end, such as 1.5f.
     if _JAVA_DOUBLE.fullmatch(short):
@@ -400,7 +400,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
 
 
 def _days(text: str) -> int:
-    """The days from 1970-01-01 to the date in a text. Raises ValueError if the text is no date."""
+    """The days from 1970-01-01 to the date in a text. Raises ValueError if the text is not a date."""
     match = _DATE.fullmatch(text.strip(_BLANK))
     if match is None:
         raise ValueError

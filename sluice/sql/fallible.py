@@ -45,7 +45,7 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if node.find_ancestor(exp.Lambda) or isinstance(node, exp.Lambda):
             continue
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-            # A branch of CASE is no expression that can be computed alone.
+            # A branch of CASE is not an expression that can be computed alone.
             continue
         part = text_of(node)
         if isinstance(node, _DIVISIONS):

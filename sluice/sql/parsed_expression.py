@@ -175,7 +175,7 @@ def reference(name: str) -> str:
         return backticked(name)
     try:
         is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
-    # A keyword of SQL, such as `order`, is no expression.
+    # A keyword of SQL, such as `order`, is not an expression.
     except TopologyError:
         is_plain = False
     return name if is_plain else backticked(name)
@@ -217,7 +217,7 @@ def _is_expression(text: str) -> bool:
 
 
 def names_within(types: Mapping[str, str]) -> Iterator[str]:
-    """The names of the fields, and of the fields of objects inside them, also in lists."""
+    """The names of the fields, and of the fields of objects inside them, even in lists."""
     for name, kind in types.items():
         yield name
         yield from names_within(struct_fields(element_type(kind) or kind))

@@ -407,7 +407,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
-        # NaN and infinity are no failures, but cannot be written.
+        # NaN and infinity are not failures, but cannot be written.
         fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
         return Signature(signature.type, signature.operands, fails)
 

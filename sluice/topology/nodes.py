@@ -461,7 +461,7 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 def window_of(node: Node) -> AnyWindow | None:
     """The window definition of the keys of a table or a stream; None if its keys have no windows.
 
-    An aggregate over a number of records is no windowed table: its store has one row per key.
+    An aggregate over a number of records is not a windowed table: its store has one row per key.
     """
     match node:
         case Aggregate(window=None, by_window=True, parent=parent):

@@ -145,7 +145,7 @@ def _json_type(kind: Any) -> Any:
         return _struct_in_json(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_in_json(kind)
-    # The dots of `tuple[int, ...]` are no type.
+    # The dots of `tuple[int, ...]` are not a type.
     written = tuple([part if part is ... else _json_type(part) for part in arguments])
     if origin is None or written == arguments:
         return kind

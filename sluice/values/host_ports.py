@@ -31,7 +31,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int] | None:
-    """The host and the port of an address; None if the text is no address."""
+    """The host and the port of an address; None if the text is not an address."""
     shown, _, port = address.rpartition(":")
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):

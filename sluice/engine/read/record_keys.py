@@ -174,7 +174,7 @@ _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
-    """The members of a JSON object; None if the text is no JSON. Raises ValueError if a member occurs twice."""
+    """The members of a JSON object; None if the text is not JSON. Raises ValueError if a member occurs twice."""
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         refuse_duplicates(text)

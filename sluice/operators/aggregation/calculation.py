@@ -95,7 +95,7 @@ class Functions:
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
-        # Indices of functions. An argument that is no number, Boolean or text stays JSON text.
+        # Indices of functions. An argument that is not a number, Boolean or text stays JSON text.
         self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []

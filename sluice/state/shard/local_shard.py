@@ -374,7 +374,7 @@ class LocalShard(Shard):
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
         """The number of state rows in a range in which the group's first store has a value.
 
-        JSON's null is no value.
+        JSON's null does not count as a value.
         """
         where, values = conditions(within, None)
         sql = f"SELECT count(*) {statements.ROWS_AS_OF} AND substr(c.value, 1, 5) <> '[null'{where}"

@@ -115,7 +115,7 @@ class _Child:
             return msgspec.json.decode(self.output, type=Outcome)
         if time.monotonic() >= self.ends_at:
             return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
-        # The output is no outcome, so the child ended before it could write one.
+        # The output is not an outcome, so the child ended before it could write one.
         code = os.waitstatus_to_exitcode(status)
         how = f"with status {code}" if code >= 0 else f"by signal {-code}"
         return Outcome(error=f"{self.file.name} ended the process that imports it, {how}.")
