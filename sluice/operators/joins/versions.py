@@ -34,7 +34,7 @@ class VersionedJoin:
     """Joins each record of a stream with the table's version as of the record's time.
 
     The table's history reaches `history_ms` back from its largest time; the latest version never expires. With
-    `grace_ms`, records are held back until the stream's time is so far past theirs, and the earliest comes first.
+    `grace_ms`, a record is held back until stream time is that much past its time; the earliest comes first.
     """
 
     state_type: Any = Versions
