@@ -52,9 +52,12 @@ def _processes() -> list[psutil.Process]:
     import psutil
 
     own = psutil.Process()
-    parent = own.parent()
-    root = parent if parent is not None and parent.name() == "java" else own
-    return [root, *root.children(recursive=True)]
+    with suppress(psutil.Error):
+        parent = own.parent()
+        root = parent if parent is not None and parent.name() == "java" else own
+        return [root, *root.children(recursive=True)]
+    # spark-submit was killed, and this driver ends, too.
+    return [own]
 
 
 def _cpu_seconds(process: psutil.Process) -> float:

@@ -49,7 +49,7 @@ class Sight(NamedTuple):
 def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
     """Record what is wrong with the surroundings of all pipelines, and remove what is no longer wrong."""
     own = socket.gethostname()
-    silent = _silent(_servers(figures.generations.values()))
+    silent, unknown = _look_at_servers(_servers(figures.generations.values()))
     of_host = [*_disks(own, configuration), *_clock(own, ledger)]
     seen: list[Failure] = []
     gone: list[Failure] = []
@@ -63,8 +63,9 @@ def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: 
         for failure in figures.failures.get(pipeline, ()):
             # Only the host itself knows its disk and its clock. A state server that answers this
             # host also answers others.
-            is_known_here = failure.kind == "host" or (failure.kind in ("disk", "clock") and failure.host == own)
-            if is_known_here and (failure.kind, failure.host) not in places:
+            is_known_here = failure.host not in unknown if failure.kind == "host" else failure.host == own
+            is_observed = failure.kind in ("host", "disk", "clock")
+            if is_observed and is_known_here and (failure.kind, failure.host) not in places:
                 gone.append(failure)
     if seen:
         ledger.failures.keep(*seen)
@@ -148,20 +149,29 @@ def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
     return servers
 
 
-def _silent(servers: Mapping[str, str]) -> dict[str, Sight]:
-    """Address of each state server that does not answer → what is wrong with it. `servers`: address → URL."""
-    if not servers:
-        return {}
-    with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as asking:
-        sights = asking.map(_look_at, servers.values(), servers)
-        return {sight.host: sight for sight in sights if sight is not None}
+def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[str]]:
+    """Look at state servers, by address and URL.
+
+    Returns what is wrong with those that do not answer, by address, and the addresses of those of
+    which this process does not know, because it has no token to ask with, or another one.
+    """
+    silent: dict[str, Sight] = {}
+    unknown: set[str] = set()
+    if servers:
+        with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as asking:
+            errors = dict(zip(servers, asking.map(_error_of, servers.values(), servers), strict=True))
+        for address, error in errors.items():
+            if isinstance(error, StateError):
+                silent[address] = Sight("host", address, HostSilent(error.detail))
+            elif error is not None:
+                unknown.add(address)
+    return silent, unknown
 
 
-def _look_at(url: str, address: str) -> Sight | None:
+def _error_of(url: str, address: str) -> SluiceError | None:
+    """The error of a request to a state server; None if it answers."""
     try:
         fetch_card(url, address, verify_certificate=False)
-    except StateError as error:
-        return Sight("host", address, HostSilent(error.detail))
-    except SluiceError:
-        pass  # another program answers, or this process has no token to ask with: readers report either
+    except SluiceError as error:
+        return error
     return None

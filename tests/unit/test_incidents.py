@@ -206,7 +206,8 @@ def test_page_rest_status_and_metrics_name_it(stage: Stage, api: Api, incident: 
         said = CliRunner().invoke(app, ["status"])
         line = " ".join(said.stdout.split())
         assert (said.exit_code, f"orders {health} 1." in line) == (1, True)
-        assert f"{failure['title']}. {failure['detail']}" in line
+        assert f"UTC: {failure['title']}. " in re.sub(r", run [^:]+:", ":", line)
+        assert text in line
 
     figures = LedgerFigures.read(stage.states.ledger)
     page = prometheus(of_pipeline("orders", gauges(figures, "orders", stage.lag)))
@@ -239,6 +240,16 @@ def test_what_a_host_has_seen_keeps_its_beginning_and_passes(stage: Stage, incid
     assert [failure.host for failure in stage.states.ledger.failures.of("orders")] == ["another host"]
     later = datetime.now(UTC) + timedelta(minutes=16)
     assert stage.states.ledger.failures.all(later) == [], "nobody has seen it for a quarter of an hour"
+
+
+def test_a_process_without_the_servers_token_does_not_say_that_they_answer(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_silent(stage)
+    monkeypatch.delenv("SLUICE_SERVER_TOKEN")
+    settings.cache_clear()
+    stage.observe()
+    assert [failure.kind for failure in stage.states.ledger.failures.of("orders")] == ["host"]
 
 
 def test_every_kind_is_staged_and_has_a_health_and_an_alert() -> None:
