@@ -213,6 +213,7 @@ def test_an_open_transaction_makes_no_event_before_its_commit(
     assert len(asyncio.run(run(trigger(topic), story))) == 1
 
 
+@pytest.mark.fault("F47", "a topic that never existed is created")
 def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks) -> None:
     later = f"{topic}_later"
 
@@ -230,6 +231,7 @@ def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Le
     assert len(asyncio.run(run(trigger(later), story))) == 1
 
 
+@pytest.mark.fault("F47", "the broker is away while the pipeline is idle, and comes back")
 def test_the_trigger_waits_for_the_broker_and_logs_it_once(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], looks: Looks
 ) -> None:
