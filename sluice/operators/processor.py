@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, overload
+from typing import Any, Generic, Literal, Protocol, get_args, overload
 
 import msgspec
 from typing_extensions import TypeVar
@@ -365,7 +365,7 @@ class ContextBase:
         _require_time(f"every of timer {name!r}", every)
         if every < 1:
             raise ValueError(f"timer {name!r}: every={every} must be at least 1 ms")
-        if name in (self._state.event if clock == "event" else self._state.wall):
+        if name in self._timers_of(clock):
             return
         is_wall = clock == "wall"
         now = self.wall_clock if is_wall else self._time_before
@@ -374,25 +374,33 @@ class ContextBase:
         self._set_timer(name, clock, Schedule(at, every, cause, once=True))
 
     def _require_timers(self, name: str) -> None:
-        """Raise an error if the processor or the record cannot have timers."""
+        """Raise an error if the processor or the record cannot have a timer of this name."""
         if not self._timers:
             raise TypeError("a processor that sets timers needs a method on_timer(self, timer)")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a timer must be a str, not {type(name).__name__}")
         if self.key is None:
             raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
 
     def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
         # This fails for surrogates, which no database stores.
         name.encode()
-        timers = self._state.event if clock == "event" else self._state.wall
+        timers = self._timers_of(clock)
         self._journal.change(timers, name)
         timers[name] = schedule
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Cancel a timer of the key, if it is set."""
-        timers = self._state.event if clock == "event" else self._state.wall
+        timers = self._timers_of(clock)
         if name in timers:
             self._journal.change(timers, name)
             del timers[name]
+
+    def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
+        """The key's timers that a clock fires."""
+        if clock not in get_args(Clock):
+            raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
+        return self._state.event if clock == "event" else self._state.wall
 
     def turn_to(
         self,

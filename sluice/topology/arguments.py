@@ -35,6 +35,6 @@ def require_zone(where: str, zone: str) -> None:
         ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
         raise TopologyError(
-            f"{where}: {zone!r} is not a time zone.",
+            f"{where}: {zone!r} is not the name of a time zone.",
             next_step='Write for example "Europe/Berlin".',
         ) from None

@@ -51,7 +51,8 @@ def tumbling(
     period, shift, grace_ms = _period(size), _period(offset), milliseconds(grace)
     if zone is None and period.unit == "ms" and not shift.count:
         return _valid_window(Window(period.ms, grace_ms))
-    return _valid_calendar(CalendarWindow(period, zone or "UTC", shift, grace_ms))
+    zone = "UTC" if zone is None else zone
+    return _valid_calendar(CalendarWindow(period, zone, shift, grace_ms))
 
 
 def hopping(
@@ -80,7 +81,8 @@ def hopping(
             f"hopping({length}, every {period}) at {source_line()}: the size must be a whole number of advances.",
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
-    return _valid_calendar(CalendarWindow(period, zone or "UTC", shift, grace_ms, whole // part))
+    zone = "UTC" if zone is None else zone
+    return _valid_calendar(CalendarWindow(period, zone, shift, grace_ms, whole // part))
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
@@ -234,11 +236,12 @@ def milliseconds(duration: Duration) -> int:
     # Without the replacement, the plural's `s` would be taken from `ms`.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
-        number = text if text.isascii() and text.isdecimal() else "15"
-        raise TopologyError(
-            f"{duration!r} at {source_line()} is not a duration.",
-            next_step=f'Write for example "{number} seconds" or "{number} ms".',
-        )
+        if _CALENDAR_SIZE.fullmatch(text):
+            advice = "Only sizes, advances and offsets of tumbling and hopping windows can be weeks, months or years."
+        else:
+            number = text if text.isascii() and text.isdecimal() else "15"
+            advice = f'Write for example "{number} seconds" or "{number} ms".'
+        raise TopologyError(f"{duration!r} at {source_line()} is not a duration.", next_step=advice)
     return _within_limit(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])
 
 

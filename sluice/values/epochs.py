@@ -5,12 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    TypedDict,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+from uuid import UUID
 
 import msgspec
 from typing_extensions import override
@@ -93,7 +106,13 @@ def with_epoch_numbers(value: Any) -> Any:
     written = _json_type(contract)
     if written is contract:
         return value
-    return msgspec.convert(value, written, from_attributes=True, dec_hook=_number_from_time)
+    # Plain data has the tags by which msgspec chooses the members of unions.
+    plain = msgspec.to_builtins(value, builtin_types=_EXACT)
+    return msgspec.convert(plain, written, dec_hook=_number_from_time)
+
+
+_EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
+"""Types that `to_builtins` leaves as they are."""
 
 
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
@@ -145,12 +164,16 @@ def _json_type(kind: Any) -> Any:
         return _struct_in_json(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _dataclass_in_json(kind)
+    if is_typeddict(kind):
+        return _typed_dict_in_json(kind)
     # The dots of `tuple[int, ...]` are not a type.
     written = tuple([part if part is ... else _json_type(part) for part in arguments])
     if origin is None or written == arguments:
         return kind
     if origin is Annotated:
         return Annotated[(written[0], *arguments[1:])]
+    if origin in (Required, NotRequired):
+        return origin[written[0]]
     if origin in (Union, UnionType):
         return reduce(or_, written)
     return origin[written]
@@ -168,6 +191,8 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
         with_numbers,
         tag=config.tag,
         tag_field=config.tag_field,
+        # msgspec chooses the contract's member of a union by an attribute with the tag.
+        namespace={} if config.tag_field is None else {config.tag_field: config.tag},
         forbid_unknown_fields=config.forbid_unknown_fields,
         kw_only=True,
     )
@@ -181,6 +206,19 @@ def _dataclass_in_json(contract: type) -> type:
         return contract
     members = [(field.name, written[field.name], _default_of(field)) for field in dataclasses.fields(contract)]
     return msgspec.defstruct(contract.__name__, members, kw_only=True)
+
+
+def _typed_dict_in_json(contract: Any) -> Any:
+    """The TypedDict itself, or a TypedDict with numbers in place of times."""
+    hints = get_type_hints(contract, include_extras=True)
+    written = {name: _json_type(hint) for name, hint in hints.items()}
+    if written == hints:
+        return contract
+    for name, hint in written.items():
+        # A base class can have a totality of its own.
+        if name not in contract.__required_keys__ and get_origin(hint) not in (Required, NotRequired):
+            written[name] = NotRequired[hint]
+    return TypedDict(contract.__name__, written)  # type: ignore[operator]
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:

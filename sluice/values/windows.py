@@ -139,7 +139,8 @@ class CustomWindow:
         windows: list[Bounds] = []
         for window in returned:
             match window:
-                case (int(start), int(end)) if 0 <= start <= time < end <= _LAST_END:
+                # `int()` would match a bool, too, which is no time.
+                case (start, end) if type(start) is type(end) is int and 0 <= start <= time < end <= _LAST_END:
                     windows.append((start, end))
                 case _:
                     raise ValueError(

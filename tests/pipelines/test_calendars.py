@@ -128,15 +128,19 @@ def test_a_store_with_another_zone_has_another_meaning() -> None:
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        (lambda: tumbling("1 day", zone="Europe/Berlín"), r"'Europe/Berlín' is not a time zone"),
-        (lambda: tumbling("1 day", zone="Europe"), r"'Europe' is not a time zone"),
+        (lambda: tumbling("1 day", zone="Europe/Berlín"), r"'Europe/Berlín' is not the name of a time zone"),
+        (lambda: tumbling("1 day", zone=""), r"'' is not the name of a time zone"),
+        (lambda: tumbling("1 day", zone="Europe"), r"'Europe' is not the name of a time zone"),
         (lambda: tumbling("0 months"), r"the size must be above 0"),
         (lambda: tumbling("1 day", offset="24 hours"), r"shorter than a window"),
         (lambda: tumbling("1 month", offset="30 days"), r"shorter than a window"),
         (lambda: tumbling("1 month", offset="1 month"), r"shorter than a window"),
         (lambda: tumbling("1 week", offset="1 month"), r"an offset of months needs windows of months"),
         (lambda: tumbling("250 ms", zone="Europe/Berlin"), r"begin at whole seconds"),
-        (lambda: tumbling("1 day", grace="1 month"), r"'1 month' at .* is not a duration"),
+        (
+            lambda: tumbling("1 day", grace="1 month"),
+            r"'1 month' at .* is not a duration\. Only sizes, advances and offsets",
+        ),
         (lambda: hopping("1 month", advance="1 week"), r"a whole number of advances"),
         (lambda: hopping("36 hours", advance="1 day", zone="UTC"), r"a whole number of advances"),
         (lambda: hopping("1 day", advance="0 s", zone="UTC"), r"a whole number of advances"),

@@ -138,6 +138,14 @@ def test_members_of_a_union_agree_on_the_types_of_their_fields() -> None:
         Pipeline("accounts").stream("events", value=Paid | Refunded)
 
 
+def test_a_member_of_a_union_cannot_forbid_the_fields_of_other_members() -> None:
+    class Moved(Struct, tag="moved", forbid_unknown_fields=True):
+        account: str
+
+    with pytest.raises(TopologyError, match=r"Moved forbids unknown fields, but in SQL each value has the fields"):
+        Pipeline("accounts").stream("events", value=Paid | Moved)
+
+
 def test_a_union_of_untagged_structs_is_refused() -> None:
     class Left(Struct):
         x: int

@@ -78,13 +78,15 @@ def test_shifts_of_a_function_close_like_other_windows(drive: Drive, cut: bool) 
 
 
 def test_a_mistake_of_the_function_is_a_dead_letter(drive: Drive) -> None:
-    pipeline = Pipeline("backwards")
-    backwards = custom_windows(lambda time: [(time, time - 1)])
-    pipeline.stream("readings", value=Reading).group_by("sensor").windowed_by(backwards).count(store="counts")
+    pipeline = Pipeline("backwards", max_failures=1.0)
+    wrong = custom_windows(lambda time: [(time, time - 1) if time < 9 else (time > 5, time + 1)])
+    pipeline.stream("readings", value=Reading).group_by("sensor").windowed_by(wrong).count(store="counts")
     driver = drive(pipeline)
     driver.pipe("readings", {"sensor": "oven", "celsius": 1}, timestamp=5)
-    (letter,) = driver.dead_letters()
-    assert "the window function returned (5, 4) for 5" in letter.headers["sluice.detail"]
+    driver.pipe("readings", {"sensor": "oven", "celsius": 1}, timestamp=9)
+    backwards, without_time = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
+    assert "the window function returned (5, 4) for 5" in backwards
+    assert "the window function returned (True, 10) for 9" in without_time
 
 
 def test_the_description_names_the_windows() -> None:

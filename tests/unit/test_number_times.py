@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 import pyarrow as pa
@@ -170,6 +170,35 @@ def test_fields_twice_are_found_although_a_number_has_no_quotes() -> None:
 class Plain(Struct):
     at: EpochMillis
     page: str
+
+
+class Opened(Struct, tag="opened"):
+    at: EpochMillis
+
+
+class Reading(TypedDict):
+    at: EpochMillis
+    due: NotRequired[EpochSeconds | None]
+
+
+class Measured(Struct, tag="measured"):
+    readings: list[Reading]
+    then: list[Opened | Visit] = []
+
+
+OF_A_UNION = (
+    b'{"type":"measured","readings":[{"at":1700000042123,"due":1704067200},{"at":1}],"then":[{"type":"opened","at":2}]}'
+)
+
+
+def test_unions_and_typed_dicts_contain_numbers_of_times() -> None:
+    """The tag of a union's member is no field of the member."""
+    measured = epochs.decoder(Opened | Measured)(OF_A_UNION)
+    first, second = measured.readings
+    assert first == {"at": AT.replace(microsecond=123_000), "due": datetime(2024, 1, 1, tzinfo=UTC)}
+    assert second == {"at": datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)}
+    assert measured.then == [Opened(datetime(1970, 1, 1, 0, 0, 0, 2_000, tzinfo=UTC))]
+    assert msgspec.json.encode(epochs.with_epoch_numbers(measured)) == OF_A_UNION
 
 
 def test_a_test_writes_the_numbers_of_a_value() -> None:

@@ -197,8 +197,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Pipeline("p").stream("s", value=Sale, event_time="shop"),
         r"event_time='shop' is STRING, not a datetime",
     ),
-    "an unknown zone": (lambda: Pipeline("p", zone="Europe/Atlantis"), r"'Europe/Atlantis' is not a time zone"),
-    "a zone that is a path": (lambda: Pipeline("p", zone="../../etc/passwd"), r"is not a time zone"),
+    "an unknown zone": (
+        lambda: Pipeline("p", zone="Europe/Atlantis"),
+        r"'Europe/Atlantis' is not the name of a time zone",
+    ),
+    "a zone that is a path": (lambda: Pipeline("p", zone="../../etc/passwd"), r"is not the name of a time zone"),
     "no workers": (lambda: Pipeline("p", workers=0), r"workers=0 must be 1 to 1024"),
     "a value that is no Struct": (
         lambda: Pipeline("p").stream("s", value=dict),

@@ -331,6 +331,10 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "a key of store 'n' must be a str, not int": lambda context: context.store("n").put(1, 1),  # type: ignore[arg-type]
     "can't serialize ints": lambda context: context.store("n").put("x", 2**64),
     "1.5 is not a time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
+    "the name of a timer must be a str, not int": lambda context: context.schedule(1, 5),  # type: ignore[arg-type]
+    "clock='walls' must be 'event' or 'wall'": lambda context: context.schedule("t", 5, clock="walls"),  # type: ignore[arg-type]
+    "clock='' must be 'event' or 'wall'": lambda context: context.punctuate("t", 5, clock=""),  # type: ignore[arg-type]
+    "clock=None must be 'event' or 'wall'": lambda context: context.cancel("t", clock=None),  # type: ignore[arg-type]
     "9223372036854775807 ms is not a time": lambda context: context.forward("k", 1, time=2**63 - 1),
     "-1 ms is not a time in the years 1970 to 9999": lambda context: context.forward("k", 1, time=-1),
     "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
