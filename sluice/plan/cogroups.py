@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from sluice.errors import TopologyError
 from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
+from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import METADATA
+from sluice.values.sql_text import value_if
 
 EACH_RECORD = "TRUE"
 """The argument of `count(*)` for the records that it counts; for those of other streams, the argument is null."""
@@ -36,10 +38,30 @@ def slots_of(node: nodes.Cogroup) -> tuple[Slot, ...]:
         splits = _splits(node, column)
         first, *_ = splits.values()
         for place, (name, argument, parameters) in enumerate(first.functions):
-            arguments = {part: split.functions[place][1] or EACH_RECORD for part, split in splits.items()}
+            arguments = {part: _argument(split.functions[place]) for part, split in splits.items()}
+            _require_one_type(node, column, arguments)
             function = name, argument or EACH_RECORD, parameters
             slots.append(Slot(column, function, first.calls[place], arguments))
     return tuple(slots)
+
+
+def _argument(function: AggregateFunction) -> str:
+    name, argument, _ = function
+    if argument is None:
+        return EACH_RECORD
+    # The streams can count values of different types.
+    return value_if(f"({argument}) IS NOT NULL", EACH_RECORD) if name == "count" else argument
+
+
+def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
+    """Raise TopologyError if streams add values of different types to a column, as far as the types are known."""
+    kinds = {part: type_of(sql, _types_of(node.parts[part])) for part, sql in arguments.items()}
+    if len({*kinds.values()} - {""}) > 1:
+        texts = " and ".join(f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items())
+        raise TopologyError(
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, which cannot be added up.",
+            next_step="Convert the values to one type with CAST, or use another name.",
+        )
 
 
 def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
@@ -49,7 +71,10 @@ def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
 
 def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
     """The types of the fields that a column reads in the first stream that has the column."""
-    part = next(part for part in node.parts if column in part.columns)
+    return _types_of(next(part for part in node.parts if column in part.columns))
+
+
+def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
     return types_after(part.parent) | METADATA
 
 

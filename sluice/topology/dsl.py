@@ -1751,6 +1751,11 @@ class GroupedStream(Grouped[V]):
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:
             raise TopologyError(f"{where}: a versioned table has no windows.", next_step="Leave versioned(...) out.")
+        if self.window is not None:
+            raise TopologyError(
+                f"{where}: the stream already has the window {self.window}.",
+                next_step="Call windowed_by once for each store.",
+            )
         if self.by_window:
             require_plain_keys(where, [self.parent.node])
         arguments.require_choice(where, "emit", emit, EmitStrategy)
@@ -1934,7 +1939,7 @@ class CogroupedStreams(Generic[R]):
             )
         windowed = CogroupedStreams[R](self.pipeline, self.parts)
         windowed._first = self._first
-        windowed._window = self._first.windowed_by(
+        windowed._window = (self._window or self._first).windowed_by(
             window,
             late=late,
             retention=retention,
@@ -1983,10 +1988,11 @@ class CogroupedStreams(Generic[R]):
         adder: Mapping[str, str] | Function | None,
         named: Mapping[str, str],
     ) -> CogroupedStreams[Any]:
-        parent, step = grouped.parent, "cogroup"
-        where = parent._where(step)
+        step = "cogroup"
+        where = f"{self.pipeline.name}: {step} at {source_line()}"
         arguments.require_instance(where, grouped, GroupedStream, "a grouped stream, such as group_by makes")
-        if grouped.window is not None:
+        parent = grouped.parent
+        if grouped.window is not None or self._window is not None:
             raise TopologyError(f"{where}: the stream has a window.", next_step="Call windowed_by after cogroup.")
         if grouped.by_window:
             require_plain_keys(where, [parent.node])
@@ -1995,13 +2001,16 @@ class CogroupedStreams(Generic[R]):
         is_python = adder is not None and not isinstance(adder, Mapping)
         if self.parts and is_python is not (self.parts[0].adder is not None):
             raise TopologyError(f"{where}: some streams have SQL, and others a Python function.")
+        if is_python and named:
+            raise TopologyError(f"{where} has both a Python function and SQL.", next_step="Use a store for each.")
         columns: dict[str, str] = {**(adder if isinstance(adder, Mapping) else {}), **named}
         called = None
         if is_python:
             called = grouped._function(where, adder, "aggregate", "value", value_type=parent.contract)
         elif not columns:
             raise TopologyError(f"{where} needs at least one column, or a function adder(aggregate, value).")
-        parent._require_names(step, columns)
+        others = {name: text for part in self.parts for name, text in part.columns.items()}
+        parent._require_names(step, others | columns)
         parent._refuse_reserved_names(step, columns)
         for text in columns.values():
             parent._require_expression(text, step, aggregate=True)

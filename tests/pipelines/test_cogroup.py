@@ -49,8 +49,8 @@ def run(drive: Drive, pipeline: Pipeline, cut: bool) -> Any:
 def test_streams_add_to_one_row_of_each_customer(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("customers", workers=2)
     clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
-    both = clicks.group_by_key().cogroup(clicks="count(*)", events="count(*)")
-    both = both.cogroup(sales.group_by("customer"), spent="coalesce(sum(amount), 0)", events="count(*)")
+    both = clicks.group_by_key().cogroup(clicks="count(*)", events="count(value)")
+    both = both.cogroup(sales.group_by("customer"), spent="coalesce(sum(amount), 0)", events="count(amount)")
     both.aggregate(store="customers").to("changes")
     driver = run(drive, pipeline, cut)
     assert driver.store("customers") == {
@@ -133,6 +133,37 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
             p, grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=int).group_by_key(), n="sum(value)")
         ),
         r"the column n is count\(\*\) and sum\(value\), which cannot be added up",
+    ),
+    "two types in one column": (
+        lambda p: run_plan(
+            p, grouped(p).cogroup(n="max(value)").cogroup(p.stream("b", value=int).group_by_key(), n="max(value)")
+        ),
+        r"the column n is max\(value\) of STRING and max\(value\) of BIGINT, which cannot be added up",
+    ),
+    "columns that differ only in case": (
+        lambda p: grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=str).group_by_key(), N="count(*)"),
+        r"the columns n and N differ only in case",
+    ),
+    "a function and SQL for one stream": (
+        lambda p: grouped(p).cogroup(clicked, n="count(*)"),
+        r"both a Python function and SQL",
+    ),
+    "a stream that is not grouped": (
+        lambda p: grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=str), n="count(*)"),
+        r"wrong: cogroup at .* expected a grouped stream",
+    ),
+    "a stream after the window": (
+        lambda p: (
+            grouped(p)
+            .cogroup(n="count(*)")
+            .windowed_by(tumbling("1 s"))
+            .cogroup(p.stream("b", value=str).group_by_key(), n="count(*)")
+        ),
+        r"the stream has a window. Call windowed_by after cogroup",
+    ),
+    "two windows": (
+        lambda p: grouped(p).cogroup(n="count(*)").windowed_by(tumbling("1 s")).windowed_by(tumbling("2 s")),
+        r"already has the window tumbling\(1 s",
     ),
     "an unknown field": (lambda p: grouped(p).cogroup(n="sum(amount)"), r"reads unknown fields: amount"),
 }
