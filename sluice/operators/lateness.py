@@ -98,7 +98,7 @@ class JoinLateness:
         """When a record can no longer be matched: once its own stream's largest time reaches this time."""
         return time + self._reach_ms
 
-    def last_expired(self, latest: int) -> int:
+    def last_expired(self, latest: T) -> T:
         """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
         return latest - self._reach_ms
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
 from sluice.operators.lateness import forgotten_at, last_forgotten
 
 
@@ -45,6 +49,28 @@ class Latest(Timeless):
         state.value, state.time = row.value, row.time
         # Kafka Streams passes a tombstone on even if the key has no value.
         out.emit(row.key, row.value, row.time)
+
+    def process_columns(self, states: Sequence[LatestValue], rows: KeyedRows) -> Results:
+        is_new = ~rows.is_old
+        new, values = np.flatnonzero(is_new), rows.columns["value"]
+        results = Results(new, values.take(pa.array(new)), rows.times[new])
+        if self.retracts:
+            results = self._with_old_values(results, states, rows)
+        last = rows.last_of_keys(is_new)
+        changed = np.flatnonzero(last >= 0)
+        last_values, times = values.take(pa.array(last[changed])).to_pylist(), rows.times[last[changed]].tolist()
+        for number, value, time in zip(changed.tolist(), last_values, times, strict=True):
+            state = states[number]
+            state.value, state.time = value, time
+        return results
+
+    @staticmethod
+    def _with_old_values(new: Results, states: Sequence[LatestValue], rows: KeyedRows) -> Results:
+        """The results, each after the old value that it replaces, if there is one."""
+        previous = rows.last_before(~rows.is_old)[new.rows]
+        before = [state.value for state in states]
+        old_values = take_or(rows.columns["value"], previous, before, rows.key_numbers[new.rows])
+        return with_old_values(new, old_values, validity(old_values))
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

@@ -97,8 +97,8 @@ def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_st
     for sequence, (key, value) in enumerate([("a", "1"), ("b", "2"), ("a", "3")]):
         output.start_row((sequence, 0, b"\x00"), 0)
         output.emit(key, value, 0)
-    (batch,) = output.batches()
-    assert [(row["key"], row["value"], row["sequence"]) for row in batch.to_pylist()] == [("a", "3", 2), ("b", "2", 1)]
+    (batch,) = output.take()
+    assert [(row["key"], row["value"], row["sequence"]) for row in batch.to_pylist()] == [("b", "2", 1), ("a", "3", 2)]
 
 
 def test_every_result_leaves_an_operator_whose_changes_are_written_to_a_topic_or_read_by_a_step() -> None:

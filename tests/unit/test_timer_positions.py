@@ -16,7 +16,7 @@ from sluice.engine.batch.stream_time import StreamTimes
 from sluice.engine.publish.table_rows import with_positions
 from sluice.engine.stages.build import stage_operator
 from sluice.engine.stages.operator_run import BatchStates
-from sluice.engine.stages.stage_task import StageRun
+from sluice.engine.stages.stage_task import StageRows, StageRun
 from sluice.engine.stages.timeline import Timeline
 from sluice.plan import Job, plan
 from sluice.state.remote.opening import create_shard
@@ -62,14 +62,21 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
             stage: Any = SimpleNamespace(operators=(spec,), only_stored=frozenset(), last_only=frozenset())
             run = StageRun.of(stage, states, {operator.clock: Timeline(operator, (), times)})
             offsets, keys, due = zip(*records, strict=True) if records else ((), (), ())
-            columns = {"target": spec.number, "key": pa.array(keys, pa.string()), "time": 5, "path": b"\x00"}
+            columns = {
+                "target": spec.number,
+                "key": pa.array(keys, pa.string()),
+                "time": 5,
+                "path": b"\x00",
+                "worker": 0,
+            }
             columns |= {"value": pa.array([f'{{"n":{n}}}' for n in due], pa.string()), "emitted": False}
             columns |= {"sequence": pa.array(offsets, pa.int64())}
             columns |= {"origin": pa.array(origins(0, 0, pa.array(offsets, pa.int64()).to_numpy()))}
-            run.process(pa.Table.from_batches([rows(len(records), columns)]))
-            run.close()
+            received = StageRows([spec.number])
+            assert sum(batch.num_rows for batch in received.add(rows(len(records), columns))) == 0
+            sent_rows = [*run.process(received.by_target), *run.close()]
             shard.write_states(batch, run.operators, run.states_to_store(), 1)
-            results = pa.Table.from_batches(list(run.output.batches()), SCHEMA)
+            results = pa.Table.from_batches(sent_rows, SCHEMA)
             placed = with_positions(planned, results)
             for *place, text in zip(
                 *(placed.column(name).to_pylist() for name in ("_topic", "_partition", "_offset", "_row", "value")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
@@ -133,10 +132,26 @@ def offset_of(origin: int) -> int:
     return origin & ((1 << OFFSET_BITS) - 1)
 
 
-def sorted_indices(table: pa.Table, first: Sequence[str] = ()) -> npt.NDArray[np.intp]:
-    """The indices that sort the rows by position, or by columns `first` and then by position.
+def sorted_indices(table: pa.Table) -> npt.NDArray[np.intp]:
+    """The indices that sort the rows by position. Rows with the same position keep their order."""
+    return np.lexsort(position_keys(table))
 
-    Rows with the same position keep their order.
-    """
-    keys = [(name, "ascending") for name in (*first, *SORT_KEY) if name in table.column_names]
-    return np.asarray(pc.sort_indices(table, keys), np.intp)
+
+def position_keys(table: pa.Table) -> list[Integers]:
+    """A table's columns of the position as numbers with the same order, the least significant first."""
+    columns = [table.column(name) for name in SORT_KEY if name in table.column_names]
+    return [ranks(column) for column in reversed(columns)]
+
+
+def ranks(column: pa.ChunkedArray) -> Integers:
+    """Numbers with the same order as the column's values; nulls come last."""
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return np.asarray(column.to_numpy())
+    # Most texts and paths occur many times, so only the different ones are compared.
+    codes = column.combine_chunks().dictionary_encode()
+    different = len(codes.dictionary)
+    rank_of = np.empty(different + 1, np.int64)
+    rank_of[np.asarray(pc.sort_indices(codes.dictionary))] = np.arange(different)
+    rank_of[different] = different
+    places: Integers = np.asarray(pc.fill_null(codes.indices, different), np.int64)
+    return rank_of[places]

@@ -154,7 +154,7 @@ class ReportAdvances:
         is_old = boolean_mask(rows.column("old"))
         # A table's change advances stream time once. Its old value directly precedes the new one
         # and has the same time. A deleted row has only the old value.
-        complete = ~_is_replaced(rows, is_old)
+        complete = ~is_replaced(rows, is_old)
         if edge.requires_key:
             complete &= has_key
         if edge.requires_value:
@@ -184,7 +184,7 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns).filter(is_for_edge)
 
 
-def _is_replaced(rows: pa.Table, is_old: Mask) -> Mask:
+def is_replaced(rows: pa.Table, is_old: Mask) -> Mask:
     """Mask of the old values that the next row replaces: both come from the same change of the same table row."""
     this, following = rows.slice(0, len(rows) - 1), rows.slice(1)
     is_same = is_old[:-1] & ~is_old[1:]

@@ -18,6 +18,7 @@ import pyarrow as pa
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import LAST, SORT_KEY, rows, sorted_indices
 from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
+from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.stage_output import StageOutput
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
@@ -172,22 +173,23 @@ class ColumnAggregation:
             return None
         return cls(run, operator, window, functions, suppressing)
 
-    def process(self, table: pa.Table, before: Times, output: StageOutput) -> pa.Table:
+    def process(self, batch: OperatorRows, output: StageOutput) -> OperatorRows:
         """Aggregate rows. Returns the rest of them, which the operator has to process one by one.
 
-        `before` has the stream time before each row. The states of the rows' keys have been loaded.
+        The states of the rows' keys have been loaded.
         """
+        table = pa.table(dict(batch.columns))
         # The last update of a sliding window may come from a record that is not in it, but right before it.
         follows_updates = isinstance(self.window, SlidingWindow) and self._sends_headers(table)
         if len(table) < FEWEST_ROWS or follows_updates:
-            return table
+            return batch
         try:
-            aggregated = self._aggregate(table, before, output)
+            aggregated = self._aggregate(table, batch.stream_times["before"], output)
         except (TooManyWindowsError, NumbersTooLargeError):
-            return table
+            return batch
         is_left = np.ones(len(table), np.bool_)
         is_left[aggregated] = False
-        return table.filter(pa.array(is_left))
+        return batch.where(is_left)
 
     def _sends_headers(self, table: pa.Table) -> bool:
         """Whether results may have headers of records."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import BEGIN, END, Position
+from sluice.engine.batch.accounting import boolean_mask
+from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, wall_name
+from sluice.engine.stages.advances import is_replaced
+from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
+from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.joins.versions import VersionedJoin
@@ -36,7 +43,7 @@ class BatchStates:
     before: StreamTimes
     """The stream times at the start of the batch."""
 
-    def read(self, operator: int, keys: list[str]) -> dict[str, StoredState]:
+    def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
         """The states of keys. Keys without a state are omitted."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
@@ -131,6 +138,10 @@ class OperatorRun:
         self._shared_digest = 0
         self._entries_before: dict[str, list[str | None]] = {}
         """Key → the entries of a processor's stores before the batch."""
+        self.changed: list[State] = []
+        """The states of the finished keys, for the shard."""
+        self._finished: set[str] = set()
+        """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last release, whose due time may have changed."""
         # Kafka Streams searches for the unmatched records of all keys of a task, by the task's
@@ -150,6 +161,12 @@ class OperatorRun:
         # As in Kafka Streams, a record is late by the stream time of its own cogrouped stream, but
         # the results that a suppress step holds back come out by the largest stream time.
         return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
+
+    @property
+    def timeline_of_rows(self) -> Timeline | None:
+        """The timeline that gives the stream times of the operator's rows; None if the rows have them already."""
+        plan = self.spec.plan
+        return self.timeline if plan.has_own_stream_time and not plan.is_timed_by_source else None
 
     def _create_releases(self) -> Releases | None:
         """The results that the operator sends as stream time advances; None if it sends none."""
@@ -216,8 +233,9 @@ class OperatorRun:
             self.operator.close(self._state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
 
-    def load(self, keys: list[str]) -> None:
-        """Load the states of keys in one read."""
+    def load(self, keys: Sequence[str]) -> None:
+        """Load the states of the keys that are not loaded, in one read."""
+        keys = [key for key in keys if key not in self.states]
         stored_states = self._stored.read(self.spec.number, keys)
         for key in keys:
             stored = stored_states.get(key)
@@ -230,6 +248,74 @@ class OperatorRun:
             if self.spec.queryable_stores:
                 assert isinstance(self.operator, Process)
                 self._entries_before[key] = self.operator.entries_as_json(state)
+
+    def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
+        """Process all rows of the batch key by key, for an operator without releases. Yields the results.
+
+        Keys only meet when stream time releases results. Their states and results are forgotten early.
+        """
+        for keyed, part in rows.by_key():
+            if keyed is None:
+                yield from self._process_each(part, output)
+                continue
+            self.load(keyed.keys)
+            if not self._process_columns(keyed, part, output):
+                yield from self._process_each(part, output)
+            if self.timeline is not None:
+                self._finished.update(keyed.keys)
+            self.finish_keys(output)
+            yield from output.take()
+
+    def _process_columns(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> bool:
+        """Process all rows at once, if the operator can. `part` are the same rows as `keyed`."""
+        process_columns = getattr(self.operator, "process_columns", None)
+        if process_columns is None:
+            return False
+        results: Results | None = process_columns([self.states[key] for key in keyed.keys], keyed)
+        if results is not None:
+            output.add_columns(self.spec, results, keyed, part)
+        return results is not None
+
+    def _process_each(self, part: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
+        """Process the rows one by one. Yields the results when there are many."""
+        old_row: Row | None = None
+        replaced = self.replaced_rows(part)
+        start_row, process = output.start_row, self.process
+        for number, (position, row) in enumerate(part.rows()):
+            start_row(position, row.after)
+            # The old and the new value of a table's row in the same group are one update.
+            if number in replaced:
+                old_row = row
+            elif old_row is not None:
+                self.change(old_row, row, output)
+                old_row = None
+            else:
+                process(row, output)
+            if output.has_many_rows:
+                yield from output.take()
+
+    def replaced_rows(self, rows: OperatorRows) -> frozenset[int]:
+        """The indices of a table's old values that the next row replaces in the same group.
+
+        As in Kafka Streams, such a change is one update of the group. A change of group is two updates.
+        """
+        if not isinstance(self.operator, TableAggregate):
+            return frozenset()
+        # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
+        names = ("key", "old", "sequence", "origin", "foreign")
+        table = pa.table({name: rows.columns[name] for name in names})
+        keys = table.column("key")
+        same_key = boolean_mask(pc.fill_null(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)), False))
+        replaced = is_replaced(table, boolean_mask(table.column("old"))) & np.append(same_key, False)
+        return frozenset(np.flatnonzero(replaced).tolist())
+
+    def load_copied_rows(self, rows: OperatorRows) -> None:
+        """Load the rows of tables that change."""
+        names: list[str] = []
+        for side in rows.sides:
+            if side != LEFT:
+                names += [f"{side}:{key}" for key in rows.keys(side)]
+        self.copied_rows.load(names)
 
     def process(self, row: Row, output: StageOutput) -> None:
         """Process one row. A result that becomes due with the row is sent by `release`, not here."""
@@ -261,35 +347,47 @@ class OperatorRun:
             self.load([key])
         return self.states[key]
 
-    def send_last_results(self, output: StageOutput) -> None:
-        """Send the results that the operator has held back to the end of the batch."""
-        if isinstance(self.operator, Aggregation):
-            output.operator = self.spec
-            self.operator.send_last_results(self.states, output)
-
     def close(self, output: StageOutput) -> None:
-        """Drop expired state, and fire wall-clock timers."""
-        if self.timeline is None:
-            return
-        self._load_missing(self._stored.due(self.spec.number, self.closed))
-        latest_of_sides = self.timeline.latest_of_sides
-        for key, state in self.states.items():
-            due = self.operator.due(state)
-            if due is not None and due <= self.closed:
-                output.operator = self.spec
-                self.operator.close(state, key, self.closed, output, latest_of_sides)
-        if isinstance(self.operator, Process):
-            self._fire_wall_clock_timers(self.operator, output)
+        """End the batch after the last row: send the results that are due, and finish the keys whose timers are due."""
+        if self.releases is not None:
+            self.release(output, END, with_row=True)
+        if self.timeline is not None:
+            self._load_due()
+        self.finish_keys(output)
 
-    def _load_missing(self, keys: list[str]) -> None:
-        self.load([key for key in keys if key not in self.states])
+    def _load_due(self) -> None:
+        """Load the other keys with a timer that is due."""
+        due = self._stored.due(self.spec.number, self.closed)
+        now, timer_before = self._stored.before.now, self._timer_before()
+        if isinstance(self.operator, Process) and (timer_before is None or BEFORE_ALL < timer_before <= now):
+            due = [*due, *self._stored.wall_due(self.spec.number, now)]
+        self.load([key for key in dict.fromkeys(due) if key not in self.states and key not in self._finished])
+
+    def finish_keys(self, output: StageOutput) -> None:
+        """Finish the loaded keys after their last row: drop expired state, fire wall-clock timers, collect states."""
+        # Results at the end of the batch come from no record, so they have no headers.
+        output.operator, output.row, output.headers = self.spec, None, None
+        output.start_row((LAST, self.spec.number, b""), self.closed)
+        if isinstance(self.operator, Aggregation):
+            self.operator.send_last_results(self.states, output)
+        if self.timeline is not None:
+            self._drop_expired(self.timeline.latest_of_sides, output)
+            if isinstance(self.operator, Process):
+                self._fire_wall_clock_timers(self.operator, output)
+        self._put_store_changes(output)
+        self.changed += self._states_to_store()
+        for of_keys in (self.states, self._digests, self._entries_before):
+            of_keys.clear()
+
+    def _drop_expired(self, latest_of_sides: tuple[int, int], output: StageOutput) -> None:
+        operator, closed = self.operator, self.closed
+        for key, state in self.states.items():
+            due = operator.due(state)
+            if due is not None and due <= closed:
+                operator.close(state, key, closed, output, latest_of_sides)
 
     def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
-        now = self._stored.before.now
-        due_before = self._timer_before()
-        if due_before is None or BEFORE_ALL < due_before <= now:
-            self._load_missing(self._stored.wall_due(self.spec.number, now))
-        position, closed = output.position, self.closed
+        now, position, closed = self._stored.before.now, output.position, self.closed
 
         def start_timer(timer: Timer, cause: int) -> None:
             released = Released(
@@ -317,12 +415,12 @@ class OperatorRun:
         if not isinstance(operator, Process) or not operator.sets_timers:
             return {}
         has_none = self._timer_before() == BEFORE_ALL
-        if has_none and all(operator.wall_due(state) is None for state in self.states.values()):
+        if has_none and all(state.wall is None for state in self.changed):
             return {}
         name = wall_name(self.spec.plan.name, self._stored.worker)
         return {name: self._stored.earliest_timer(self.spec.number)}
 
-    def put_store_changes(self, output: StageOutput) -> None:
+    def _put_store_changes(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""
         if not self.spec.queryable_stores:
             return
@@ -335,10 +433,9 @@ class OperatorRun:
                 if before != now:
                     output.put_state_row(group_id, key, None if now is None else f"[{now}]")
 
-    def states_to_store(self) -> Iterator[State]:
-        """The states for the shard, which writes those that have changed, and the tombstones of emptied states."""
+    def _states_to_store(self) -> Iterator[State]:
+        """The states of the loaded keys, and the tombstones of emptied states."""
         operator, number = self.operator, self.spec.number
-        yield from self.copied_rows.states_to_store()
         for key, state in self.states.items():
             digest_before = self._digests.get(key, 0)
             if not operator.is_empty(state):
@@ -354,5 +451,15 @@ class OperatorRun:
             elif key in self._digests:
                 # A tombstone: a later batch must not find the state of the batch before.
                 yield State(number, key, None, replaces=digest_before)
-        if (shared := getattr(operator, "shared", None)) is not None:
-            yield State(number, "", encode_state(shared), shared=True, replaces=self._shared_digest)
+
+    def shared_states(self) -> Iterator[State]:
+        """The states that belong to no key: copies of the rows of tables, and what all keys of the worker share."""
+        yield from self.copied_rows.states_to_store()
+        if (shared := getattr(self.operator, "shared", None)) is not None:
+            yield State(
+                self.spec.number,
+                "",
+                encode_state(shared),
+                shared=True,
+                replaces=self._shared_digest,
+            )

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.rejections import (
     Rejected,
     describe_error,
@@ -21,16 +23,21 @@ from sluice.engine.batch.rejections import (
 )
 from sluice.engine.batch.row_schemas import (
     LAST,
+    OFFSET_BITS,
     REJECTED,
     SCHEMA,
     SORT_KEY,
     Position,
     has_origin,
     partition_of,
+    position_keys,
+    ranks,
     rows,
 )
 from sluice.engine.batch.stream_time import BEFORE_ALL
+from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
+from sluice.operators.columns import Indices, KeyedRows, Results
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
@@ -132,6 +139,11 @@ class StageOutput:
             return origin
         return hash_of(repr((path, self.released)).encode())
 
+    @property
+    def has_many_rows(self) -> bool:
+        """Whether results can and should be taken before all rows of their keys have been processed."""
+        return len(self._rows) > _MANY_ROWS and not self.only_stored
+
     def start_row(
         self,
         position: Position,
@@ -212,30 +224,29 @@ class StageOutput:
         sequence, origin, cause_path = self.position
         if self.released is not None:
             cause_path = self._release_path(self.released, rank)
-        path = row_order.result_path(cause_path, self._results)
-        # Kafka Streams sends the answers of a foreign-key join back
-        # through a topic, so they come later.
+        # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
         if self.operator.rekeys_results:
-            path = row_order.after_rekeying(path)
+            cause_path = row_order.after_rekeying(cause_path)
         start, end = window or _NO_BOUNDS
-        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add
-        # 0.5 µs to the 0.7 µs of a result.
-        row = (
-            target,
-            emitted,
-            old,
-            to,
-            key,
-            value,
-            self.headers,
-            time,
-            start,
-            end,
-            sequence,
-            origin,
-            path,
+        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add 0.5 µs to the 0.7 µs of a result.
+        self._rows.append(
+            (
+                target,
+                emitted,
+                old,
+                to,
+                key,
+                value,
+                self.headers,
+                time,
+                start,
+                end,
+                sequence,
+                origin,
+                cause_path,
+                self._results,
+            )
         )
-        self._rows.append(row)
         self._results += 1
 
     def _release_path(self, released: Released, rank: int | None) -> bytes:
@@ -324,32 +335,94 @@ class StageOutput:
                 emitted=False,
             )
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All results as rows of Arrow."""
-        yield from self._batches
+    def add_columns(self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows) -> None:
+        """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
+        for reason, dropped in results.dropped.items():
+            self._count_rows(f"{reason}/{operator.plan.name}", rows_of.columns["origin"].take(pa.array(dropped)))
+        if not len(results.rows):
+            return
+        numbers = _numbers_within(results.rows)
+        chosen = np.arange(len(results.rows))
+        if operator.number in self.only_stored:
+            chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
+        causes, taken = pa.array(results.rows[chosen]), pa.array(chosen)
+        keys = keyed.columns["key"].take(causes) if results.keys is None else results.keys.take(taken)
+        columns: dict[str, pa.Array | int | bool | str] = {
+            "target": operator.number,
+            "emitted": True,
+            "old": False if results.old is None else pa.array(results.old[chosen]),
+            "output": DEFAULT_OUTPUT,
+            "key": keys,
+            "value": results.values.take(taken),
+            "time": pa.array(results.times[chosen]),
+            "path": _result_paths(rows_of.columns["path"].take(causes), numbers[chosen]),
+        }
+        for name in ("headers", "sequence", "origin"):
+            columns[name] = rows_of.columns[name].take(causes)
+        self._batches.append(rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL}))
+
+    def _count_rows(self, name: str, origins: pa.Array) -> None:
+        if not len(origins):
+            return
+        self.counts[name] += len(origins)
+        for origin, number in zip(*np.unique(np.asarray(origins) >> OFFSET_BITS, return_counts=True), strict=True):
+            part = partition_of(int(origin) << OFFSET_BITS)
+            self.by_partition.setdefault(part, Counter())[name] += int(number)
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """All results so far as rows of Arrow. Of those that go only to a store, the last one of each of its rows."""
+        batches, self._batches = self._batches, []
+        yield from batches
         if self._rows:
-            results = self._last_results() if self.only_stored else self._rows
-            arrays: dict[str, Any] = {"before": BEFORE_ALL, "after": BEFORE_ALL}
-            for name, column in zip(_COLUMNS, zip(*results, strict=True), strict=True):
-                arrays[name] = pa.array(column, SCHEMA.field(name).type)
-            yield rows(len(results), arrays)
+            taken, self._rows = self._rows, []
+            batch = self._batch(taken)
+            yield self._without_replaced(batch) if self.only_stored else batch
 
-    def _last_results(self) -> list[tuple[Any, ...]]:
+    def _batch(self, taken: list[tuple[Any, ...]]) -> pa.RecordBatch:
+        count = len(taken)
+        columns = dict(zip(_COLUMNS, zip(*taken, strict=True), strict=True))
+        del taken
+        arrays: dict[str, pa.Array | int] = {"before": BEFORE_ALL, "after": BEFORE_ALL}
+        for name in _COLUMNS:
+            if name != _NUMBER:
+                arrays[name] = pa.array(columns.pop(name), SCHEMA.field(name).type)
+        arrays["path"] = _result_paths(arrays["path"], np.array(columns[_NUMBER], np.intp))
+        return rows(count, arrays)
+
+    def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows, without the results that a later result of the same key replaces in the store."""
-        others: list[tuple[Any, ...]] = []
-        stored: list[tuple[Any, ...]] = []
-        for row in self._rows:
-            is_only_stored = row[_EMITTED] and row[_TARGET] in self.only_stored
-            (stored if is_only_stored else others).append(row)
-        stored.sort(key=_POSITION)
-        last_by_state_row = {_STATE_ROW(row): row for row in stored}
-        return [*others, *last_by_state_row.values()]
+        of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
+        is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
+        stored = np.flatnonzero(~is_kept)
+        table = pa.Table.from_batches([batch]).take(pa.array(stored))
+        state_row = [ranks(table.column(name)) for name in ("window_start", "key", "target")]
+        order = np.lexsort([*position_keys(table), *state_row])
+        differs = np.zeros(len(order), bool)
+        for numbers in state_row:
+            differs |= np.diff(numbers[order], append=-1) != 0
+        is_kept[stored[order[differs]]] = True
+        return batch.filter(pa.array(is_kept))
 
 
+_MANY_ROWS = 50_000
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
+_NUMBER = "number"
+"""The name of the column with the number of a result among those of its row or release."""
 _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
+    _NUMBER,
 )  # fmt: skip
-_TARGET, _EMITTED = _COLUMNS.index("target"), _COLUMNS.index("emitted")
-_POSITION = itemgetter(*map(_COLUMNS.index, SORT_KEY))
-_STATE_ROW = itemgetter(*map(_COLUMNS.index, ("target", "key", "window_start")))
+
+
+def _numbers_within(causes: Indices) -> Indices:
+    """The number of each result among those with the same cause, which follow each other."""
+    indices = np.arange(len(causes))
+    is_first = np.diff(causes, prepend=-1) != 0
+    return indices - np.maximum.accumulate(np.where(is_first, indices, 0))
+
+
+def _result_paths(causes: pa.Array, numbers: Indices) -> pa.Array:
+    """The paths of results, from those of their causes and their numbers among the results of the cause."""
+    different, places = np.unique(numbers, return_inverse=True)
+    elements = pa.array([row_order.result_path(b"", number) for number in different.tolist()], pa.binary())
+    return pc.binary_join_element_wise(causes, elements.take(pa.array(places)), pa.scalar(b""))

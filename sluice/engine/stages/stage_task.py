@@ -6,35 +6,26 @@ driver has lost its lease, reading and writing states fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.batch_start import this_batch, this_worker
-from sluice.engine.batch.row_schemas import (
-    END,
-    LAST,
-    SCHEMA,
-    SORT_KEY,
-    STREAM_TIME,
-    Position,
-    sorted_indices,
-)
+from sluice.engine.batch.row_schemas import STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.column_aggregation import ColumnAggregation
+from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
+from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.aggregation.aggregate import TableAggregate
 from sluice.operators.base import LEFT, Row
-from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import State
 
 
@@ -63,18 +54,14 @@ class Stage:
         """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
         start = this_batch()
         before = self.stream_times.before(start)
-        table = pa.Table.from_batches([batch for batch in batches if batch.num_rows], SCHEMA)
-        targets = pa.array([operator.number for operator in self.operators], pa.int32())
-        of_stage = pc.and_(
-            pc.is_in(table.column("target"), targets),
-            pc.invert(table.column("emitted")),
-        )
-        yield from table.filter(pc.invert(of_stage)).to_batches()
-        rows = table.filter(of_stage)
-        worker = rows.column("worker")[0].as_py() if rows.num_rows else this_worker()
-        if rows.num_rows or self._has_due_timers(before, worker):
+        received = StageRows([operator.number for operator in self.operators])
+        for batch in batches:
+            if batch.num_rows:
+                yield from received.add(batch)
+        worker = this_worker() if received.worker is None else received.worker
+        if received.worker is not None or self._has_due_timers(before, worker):
             with no_garbage_collection():
-                yield from self._run(rows, worker, start.number, before)
+                yield from self._run(received, worker, start.number, before)
 
     def _has_due_timers(self, before: StreamTimes, worker: int) -> bool:
         """Whether a wall-clock timer of the worker is due, even without rows."""
@@ -83,22 +70,20 @@ class Stage:
 
     def _run(
         self,
-        rows: pa.Table,
+        received: StageRows,
         worker: int,
         batch: int,
         before: StreamTimes,
     ) -> Iterator[pa.RecordBatch]:
-        is_report = pc.equal(rows.column("side"), STREAM_TIME)
-        timelines = self._timelines(rows.filter(is_report), before)
+        timelines = self._timelines(received.reports, before)
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             run = StageRun.of(self, BatchStates(shard, worker, batch, self.epoch, before), timelines)
-            run.process(rows.filter(pc.invert(is_report)))
-            run.close()
+            yield from run.process(received.by_target)
+            yield from run.close()
             shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
             timers = run.timers_after()
         stats = self._stats(run, timelines, timers)
         self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
-        yield from run.output.batches()
 
     def _stats(
         self,
@@ -117,37 +102,57 @@ class Stage:
             by_partition[f"{self.topics[source]}-{number}"] = dict(counts)
         return BatchStats(dict(run.output.counts), times, by_partition=by_partition)
 
-    def _timelines(self, reports: pa.Table, before: StreamTimes) -> dict[str, Timeline]:
+    def _timelines(self, reports: Mapping[int, list[bytes]], before: StreamTimes) -> dict[str, Timeline]:
         """Operator name → its stream times in this batch, for operators with their own stream time."""
-        by_target: dict[int, list[bytes]] = {}
-        columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
-        for target, advances in zip(*columns, strict=True):
-            by_target.setdefault(target, []).append(advances)
         timelines: dict[str, Timeline] = {}
         for operator in self.operators:
             plan = operator.plan
             if plan.has_own_stream_time:
-                timelines[plan.name] = Timeline(plan, by_target.get(plan.number, ()), before)
+                timelines[plan.name] = Timeline(plan, reports.get(plan.number, ()), before)
         return timelines
 
 
-_COLUMNS_READ = (
-    "target", "key", "value", "time", "side", "old", "window_start", "window_end", "foreign", "headers", *SORT_KEY,
-)  # fmt: skip
-_ROWS_AT_ONCE = 1_000
-"""Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
-_GROUPED_BY_KEY = ("target", "key")
-"""Sorts the rows of a key one after the other, so that the key's state stays in the processor's cache.
+class StageRows:
+    """The rows for a stage's operators, by operator, of all batches that a task has received."""
 
-Results do not change: keys only meet when stream time releases results, and the results are sorted by position later.
-"""
+    def __init__(self, operators: Collection[int]) -> None:
+        self._operators = pa.array(operators, pa.int32())
+        self.by_target: dict[int, list[dict[str, pa.Array]]] = {}
+        """Operator → the columns of its rows in each batch."""
+        self.reports: dict[int, list[bytes]] = {}
+        """Operator → the reports of where its stream time advances."""
+        self.worker: int | None = None
+        """The worker that owns the rows; None if there are no rows for the stage."""
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add the rows for the stage. Yields the others."""
+        of_stage = pc.and_(pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted")))
+        if not pc.all(of_stage).as_py():
+            yield batch.filter(pc.invert(of_stage))
+            batch = batch.filter(of_stage)
+        if not batch.num_rows:
+            return
+        self.worker = batch.column("worker")[0].as_py()
+        is_report = pc.equal(batch.column("side"), STREAM_TIME)
+        reports = batch.filter(is_report)
+        columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
+        for target, advances in zip(*columns, strict=True):
+            self.reports.setdefault(target, []).append(advances)
+        if reports.num_rows:
+            batch = batch.filter(pc.invert(is_report))
+        for target in pc.unique(batch.column("target")).to_pylist():
+            rows = batch.filter(pc.equal(batch.column("target"), target)).select(OPERATOR_COLUMNS)
+            self.by_target.setdefault(target, []).append(dict(zip(OPERATOR_COLUMNS, rows.columns, strict=True)))
 
 
 class StageRun:
     """All operators of a stage in one batch."""
 
     def __init__(
-        self, operators: dict[int, OperatorRun], only_stored: frozenset[int], last_only: frozenset[int] = frozenset()
+        self,
+        operators: dict[int, OperatorRun],
+        only_stored: frozenset[int],
+        last_only: frozenset[int] = frozenset(),
     ) -> None:
         self.operators = operators
         self.last_only = last_only
@@ -166,152 +171,73 @@ class StageRun:
             operators[operator.number] = OperatorRun(operator, states, timeline)
         return cls(operators, stage.only_stored, stage.last_only)
 
-    def process(self, rows: pa.Table) -> None:
-        """Sort the rows and pass each to its operator, which releases due results before and after the row."""
-        output, operators = self.output, self.operators
-        self._load_states(rows)
-        rows = self._aggregate_in_columns(rows)
-        releasing: dict[int, list[OperatorRun]] = {}
-        for number in operators:
-            runs = (operators[number], *self.listeners.get(number, ()))
-            releasing[number] = [run for run in runs if run.releases is not None]
-        # A processor that reads tables depends on the rows of other keys, too.
-        reads_tables = any(run.reads_tables for run in operators.values())
-        can_group_by_key = not (self.listeners or any(releasing.values()) or reads_tables)
-        first = _GROUPED_BY_KEY if can_group_by_key else ()
-        ordered = rows.take(pa.array(sorted_indices(rows, first)))
-        changes = self._changes_within_groups(ordered)
-        old_rows: dict[int, Row] = {}
-        for number, (target, position, row) in enumerate(self._operator_rows(ordered)):
-            for run in releasing[target]:
+    def process(self, by_target: dict[int, list[dict[str, pa.Array]]]) -> Iterator[pa.RecordBatch]:
+        """Pass all rows to their operators, one operator after the other. Yields results, and frees the rows."""
+        # Operators do not depend on each other within a stage, unless one is chained to the other.
+        for number, run in self.operators.items():
+            if number not in by_target:
+                continue
+            rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
+            runs = (run, *self.listeners.get(number, ()))
+            aggregation = ColumnAggregation.of(run, runs[1:]) if number in self.last_only else None
+            if aggregation is not None:
+                self._load(runs, rows)
+                rest = aggregation.process(rows, self.output)
+                yield from self._process_in_order(runs, rest.in_order())
+            # A processor that reads tables depends on the rows of other keys, too.
+            elif len(runs) == 1 and run.releases is None and not run.reads_tables:
+                yield from run.process_by_key(rows, self.output)
+            else:
+                self._load(runs, rows)
+                yield from self._process_in_order(runs, rows.in_order())
+            yield from self.output.take()
+
+    @staticmethod
+    def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
+        """Load the states of all keys."""
+        reads_tables = runs[0].reads_tables
+        if reads_tables:
+            runs[0].load_copied_rows(rows)
+        keys = rows.keys(LEFT if reads_tables else None)
+        for run in runs:
+            run.load(keys)
+
+    def _process_in_order(self, runs: Sequence[OperatorRun], rows: OperatorRows) -> Iterator[pa.RecordBatch]:
+        """Pass rows, sorted by position, to the first operator. Due results are released before and after each row."""
+        output, operator = self.output, runs[0]
+        releasing = [run for run in runs if run.releases is not None]
+        replaced = operator.replaced_rows(rows)
+        old_row: Row | None = None
+        for number, (position, row) in enumerate(rows.rows()):
+            for run in releasing:
                 run.release(output, position, with_row=False)
             output.start_row(position, row.after)
             # The old and the new value of a table's row in the same group are one update.
-            if number not in changes:
-                operators[target].process(row, output)
-            elif row.old:
-                old_rows[target] = row
+            if number in replaced:
+                old_row = row
                 continue
+            if old_row is None:
+                operator.process(row, output)
             else:
-                operators[target].change(old_rows.pop(target), row, output)
-            for run in releasing[target]:
+                operator.change(old_row, row, output)
+                old_row = None
+            for run in releasing:
                 run.release(output, position, with_row=True)
+            if output.has_many_rows:
+                yield from output.take()
 
-    def _aggregate_in_columns(self, rows: pa.Table) -> pa.Table:
-        """Aggregate the rows whose order does not matter, and return the rest."""
-        for number in self.last_only & self.operators.keys():
-            aggregation = ColumnAggregation.of(self.operators[number], self.listeners.get(number, ()))
-            if aggregation is not None:
-                is_input = pc.equal(rows.column("target"), number)
-                inputs = rows.filter(is_input)
-                rest = aggregation.process(inputs, self._stream_times(inputs)["before"], self.output)
-                rows = pa.concat_tables([rows.filter(pc.invert(is_input)), rest])
-        return rows
-
-    def _operator_rows(self, table: pa.Table) -> Iterator[tuple[int, Position, Row]]:
-        """Target and position of each row, and the row as operators get it."""
-        all_times = self._stream_times(table)
-        for begin in range(0, len(table), _ROWS_AT_ONCE):
-            rows = table.slice(begin, _ROWS_AT_ONCE)
-            columns = {name: rows.column(name).to_pylist() for name in _COLUMNS_READ}
-            end = begin + _ROWS_AT_ONCE
-            times = {name: column[begin:end].tolist() for name, column in all_times.items()}
-            bounds = zip(columns["window_start"], columns["window_end"], strict=True)
-            windows = (None if start == NO_WINDOW else (start, end) for start, end in bounds)
-            operator_rows = map(
-                Row, columns["key"], columns["value"], columns["time"], times["before"], times["after"],
-                columns["side"], columns["old"], windows,
-                zip(times["left"], times["right"], strict=True), columns["foreign"], columns["headers"],
-            )  # fmt: skip
-            positions = zip(*(columns[name] for name in SORT_KEY), strict=True)
-            yield from zip(columns["target"], positions, operator_rows, strict=True)
-
-    def _stream_times(self, rows: pa.Table) -> dict[str, Times]:
-        """Stream times before and after each row; for a join also the stream times of both sides, including the row."""
-        times: dict[str, Times] = {}
-        for name in ("before", "after"):
-            times[name] = np.array(pc.fill_null(rows.column(name), BEFORE_ALL).to_numpy())
-        for name in ("left", "right"):
-            times[name] = np.full(len(rows), BEFORE_ALL)
-        targets = rows.column("target").to_numpy()
-        for number, run in self.operators.items():
-            plan = run.spec.plan
-            # The task of the source has put the times of these operators into their rows.
-            if plan.is_timed_by_source or not plan.has_own_stream_time:
-                continue
-            if run.timeline is not None:
-                indices = np.flatnonzero(targets == number)
-                times_of_rows = run.timeline.stream_times(rows.take(pa.array(indices)))
-                for name, of_operator in times_of_rows.items():
-                    times[name][indices] = of_operator
-        return times
-
-    def _changes_within_groups(self, rows: pa.Table) -> frozenset[int]:
-        """Indices of the rows that are the old and the new value of a table's row that stays in its group.
-
-        As in Kafka Streams, such a change is one update of the group. A change of group is two updates.
-        """
-        subtracting: set[int] = set()
-        for number, run in self.operators.items():
-            if isinstance(run.operator, TableAggregate):
-                subtracting.add(number)
-        if not subtracting:
-            return frozenset()
-        # One record may change several rows of a group. `foreign` is the key of the
-        # changed row, and tells them apart.
-        names = ("target", "old", "key", "sequence", "origin", "foreign")
-        columns = [rows.column(name).to_pylist() for name in names]
-        indices: list[int] = []
-        last_old_row: dict[int, tuple[int, tuple[object, ...]]] = {}
-        """Target → the index and the group of its last row, if that is an old value."""
-        for number, (target, old, group_key, *change) in enumerate(zip(*columns, strict=True)):
-            if target not in subtracting or group_key is None:
-                continue
-            group_change = group_key, *change
-            old_number, old_group_change = last_old_row.pop(target, (-1, ()))
-            if old:
-                last_old_row[target] = number, group_change
-            elif old_group_change == group_change:
-                indices += (old_number, number)
-        return frozenset(indices)
-
-    def _load_states(self, rows: pa.Table) -> None:
-        """Load the states of all keys, sorted because neighbours are close to each other in the shard."""
-        for target in pc.unique(rows.column("target")).to_pylist():
-            of_target = rows.filter(pc.equal(rows.column("target"), target))
-            if self.operators[target].reads_tables:
-                of_target = self._load_copied_rows(self.operators[target], of_target)
-            keys = of_target.column("key")
-            sorted_keys = pc.drop_null(pc.unique(keys)).sort().to_pylist()
-            for run in (self.operators[target], *self.listeners.get(target, ())):
-                run.load(sorted_keys)
-
-    @staticmethod
-    def _load_copied_rows(run: OperatorRun, rows: pa.Table) -> pa.Table:
-        """Load the rows of tables that change. Returns the other rows."""
-        is_record = pc.equal(rows.column("side"), LEFT)
-        changes = rows.filter(pc.and_(pc.invert(is_record), rows.column("key").is_valid()))
-        sides, keys = (changes.column(name).to_pylist() for name in ("side", "key"))
-        run.copied_rows.load(sorted({f"{side}:{key}" for side, key in zip(sides, keys, strict=True)}))
-        return rows.filter(is_record)
-
-    def close(self) -> None:
+    def close(self) -> Iterator[pa.RecordBatch]:
         """Close all operators after the last row. An operator's results may go to a later one, so the order matters."""
         for operator in self.operators.values():
-            if operator.releases is not None:
-                operator.release(self.output, END, with_row=True)
-            # Results at the end of the batch come from no record, so they have no headers.
-            self.output.headers = None
-            self.output.start_row((LAST, operator.spec.number, b""), operator.closed)
-            operator.send_last_results(self.output)
             operator.close(self.output)
-            operator.put_store_changes(self.output)
+        yield from self.output.take()
 
     def states_to_store(self) -> list[State]:
-        """The states of all operators' loaded keys; the shard writes those that have changed."""
+        """The states of all operators' finished keys; the shard writes those that have changed."""
         states: list[State] = []
         for operator in self.operators.values():
-            states += operator.states_to_store()
+            states += operator.changed
+            states += operator.shared_states()
         return states
 
     def timers_after(self) -> dict[str, int]:

@@ -10,10 +10,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
-from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position
+from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_keys
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
     CLOSED,
@@ -257,12 +256,14 @@ class Timeline:
         with_headers = np.flatnonzero(boolean_mask(headers.is_valid()))
         return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
 
-    def stream_times(self, table: pa.Table) -> dict[str, Times]:
+    def stream_times(self, rows: pa.Table) -> dict[str, Times]:
         """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
-        counts_before, counts_after = self._counts_of_advances(table)
+        counts_before, counts_after = self._counts_of_advances(rows)
         is_stream_join = self._operator.is_stream_join
-        numbers, sides = partition_numbers(table), table.column("side").to_numpy()
-        columns = {name: np.full(len(table), BEFORE_ALL) for name in ("before", "after", "left", "right")}
+        numbers, sides = partition_numbers(rows), rows.column("side").to_numpy()
+        has_two_times = is_stream_join or bool(self._operator.timed_sides)
+        names = ("before", "after", "left", "right") if has_two_times else ("before", "after")
+        columns = {name: np.full(len(rows), BEFORE_ALL) for name in names}
         for number, clocks in self._partitions.items():
             of_number = numbers == number
             before, after = counts_before[of_number], counts_after[of_number]
@@ -279,17 +280,14 @@ class Timeline:
                 columns["left"][of_side] = clocks.closed.after(counts_before[of_side])
         return columns
 
-    def _counts_of_advances(self, table: pa.Table) -> tuple[_Indices, _Indices]:
+    def _counts_of_advances(self, positions: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
-        # Each row is sorted into the advances twice: before those at
-        # its own position, and after them.
-        parts: list[pa.Table] = []
-        for part, place in ((self._table, 1), (table, 0), (table, 2)):
-            places = pa.repeat(pa.scalar(place, pa.int8()), len(part))
-            parts.append(part.select(SORT_KEY).append_column("place", places))
-        keys = [(name, "ascending") for name in (*SORT_KEY, "place")]
-        order = np.asarray(pc.sort_indices(pa.concat_tables(parts), keys))
-        count = len(self._times)
+        count, rows = len(self._times), len(positions)
+        together = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
+        # Each row is sorted into the advances twice: before those at its own position, and after them.
+        keys: list[Times] = [np.repeat(np.array([1, 0, 2]), (count, rows, rows))]
+        keys += [np.concatenate((key, key[count:])) for key in together]
+        order = np.lexsort(keys)
         advances_up_to = np.empty(len(order), np.intp)
         advances_up_to[order] = np.cumsum(order < count)
         counts_before, counts_after = np.split(advances_up_to[count:], 2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row, Timeless
+from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, take_or, validity, with_old_values
 
 How = Literal["inner", "left", "outer"]
 
@@ -17,6 +22,12 @@ def joined(left: str | None, right: str | None) -> str:
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
     return f'{{"left":{left_json},"right":{right_json}}}'
+
+
+def joined_texts(left: pa.Array, right: pa.Array) -> pa.Array:
+    """The JSON texts of a join's results."""
+    parts = ('{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null"), "}")
+    return pc.binary_join_element_wise(*parts, "")
 
 
 class TablePair(msgspec.Struct, array_like=True):
@@ -108,6 +119,48 @@ class TableJoin(Timeless):
             return self._result(TablePair(pair.left, pair.left_time, replaced))
         return self._result(TablePair(replaced, -1, pair.right, pair.right_time))
 
+    def process_columns(self, states: Sequence[TablePair], rows: KeyedRows) -> Results | None:
+        gets_old_values = self.retracts and any(self.gets_old_values)
+        if gets_old_values or self._ahead or (rows.sides >= AHEAD).any():
+            return None
+        is_new = ~rows.is_old
+        sides = (
+            _SideOfRows(rows, is_new & (rows.sides == LEFT), [(state.left, state.left_time) for state in states]),
+            _SideOfRows(rows, is_new & (rows.sides == RIGHT), [(state.right, state.right_time) for state in states]),
+        )
+        left, right = sides
+        had_result = self._has_result(left.had_value, right.had_value)
+        has_result = self._has_result(left.has_value, right.has_value)
+        # The cases in which `process` sends nothing.
+        other_has_value = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
+        sends_tombstone = other_has_value & ((self.how == "inner") | (rows.sides != RIGHT))
+        sent = is_new & (had_result | has_result | sends_tombstone)
+        for side, of_side in enumerate(sides):
+            if self.filtered[side]:
+                sent &= (rows.sides != side) | rows.has_value | of_side.had_value
+        rows_sent = np.flatnonzero(sent)
+        times = np.maximum.reduce([rows.times, left.times, right.times])[rows_sent]
+        new_values = _where(has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent)))
+        results = Results(rows_sent, new_values, times)
+        if self.retracts:
+            old_values = joined_texts(left.before(rows_sent), right.before(rows_sent))
+            results = with_old_values(results, old_values, had_result[rows_sent])
+        for number, value, time in left.changes():
+            states[number].left, states[number].left_time = value, time
+        for number, value, time in right.changes():
+            states[number].right, states[number].right_time = value, time
+        return results
+
+    def _has_result(self, has_left: Mask, has_right: Mask) -> Mask:
+        """Mask of the rows with a result, by which sides have a value; see `_result`."""
+        match self.how:
+            case "inner":
+                return has_left & has_right
+            case "left":
+                return has_left
+            case "outer":
+                return has_left | has_right
+
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
         """The values that the stores of both sides contain, including a change of the other side that came ahead."""
         assert row.key is not None
@@ -140,6 +193,61 @@ class TableJoin(Timeless):
             case "outer":
                 has_result = left is not None or right is not None
         return joined(left, right) if has_result else None
+
+
+class _SideOfRows:
+    """The value and time that one side of a join has before and after each row."""
+
+    def __init__(self, rows: KeyedRows, of_side: Mask, stored: Sequence[tuple[str | None, int]]) -> None:
+        self._rows = rows
+        self._stored_values = [value for value, _ in stored]
+        self._before, self._after = rows.last_before(of_side), rows.last_up_to(of_side)
+        self._last = rows.last_of_keys(of_side)
+        # A tombstone has no time: the side then does not count for a result's time.
+        times = np.where(rows.has_value, rows.times, -1)
+        self._times = np.concatenate((times, np.array([time for _, time in stored], np.int64)))
+        has_value = np.array([value is not None for value in self._stored_values], bool)
+        self._has_value = np.concatenate((rows.has_value, has_value))
+
+    @property
+    def had_value(self) -> Mask:
+        return self._has_value[self._places(self._before)]
+
+    @property
+    def has_value(self) -> Mask:
+        return self._has_value[self._places(self._after)]
+
+    @property
+    def times(self) -> Times:
+        """The time of the side's value after each row; -1 if it has none."""
+        return self._times[self._places(self._after)]
+
+    def before(self, chosen: Indices) -> pa.Array:
+        """The value before each chosen row."""
+        return self._values(self._before[chosen], chosen)
+
+    def after(self, chosen: Indices) -> pa.Array:
+        """The value after each chosen row."""
+        return self._values(self._after[chosen], chosen)
+
+    def changes(self) -> list[tuple[int, str | None, int]]:
+        """The number, the last value and its time of each key that the rows have changed."""
+        keys = np.flatnonzero(self._last >= 0)
+        last = self._last[keys]
+        values = self._rows.columns["value"].take(pa.array(last)).to_pylist()
+        return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
+
+    def _places(self, indices: Indices) -> Indices:
+        """Where the values of rows are, and those of the key's state in place of -1: behind all rows."""
+        return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
+
+    def _values(self, indices: Indices, chosen: Indices) -> pa.Array:
+        return take_or(self._rows.columns["value"], indices, self._stored_values, self._rows.key_numbers[chosen])
+
+
+def _where(chosen: Mask, values: pa.Array) -> pa.Array:
+    """The values, with null for those that are not chosen."""
+    return pc.if_else(pa.array(chosen), values, None)
 
 
 class TableValue(msgspec.Struct, array_like=True):
@@ -178,6 +286,26 @@ class StreamTableJoin(Timeless):
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
             out.emit(key, joined(row.value, state.value), row.time)
+
+    def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
+        of_table = (rows.sides == RIGHT) & ~rows.is_old
+        of_stream = rows.sides != RIGHT
+        stored = [state.value for state in states]
+        table_values = take_or(rows.columns["value"], rows.last_before(of_table), stored, rows.key_numbers)
+        has_result = of_stream & rows.has_value
+        if self.how == "inner":
+            has_result &= validity(table_values)
+        sent = np.flatnonzero(has_result)
+        taken = pa.array(sent)
+        values = joined_texts(rows.columns["value"].take(taken), table_values.take(taken))
+        last = rows.last_of_keys(of_table)
+        changed = np.flatnonzero(last >= 0)
+        last_values = rows.columns["value"].take(pa.array(last[changed])).to_pylist()
+        for number, value in zip(changed.tolist(), last_values, strict=True):
+            states[number].value = value
+        keys = rows.columns["foreign"].take(taken) if self.mapped else None
+        dropped = {"null_value": np.flatnonzero(of_stream & ~rows.has_value)}
+        return Results(sent, values, rows.times[sent], keys=keys, dropped=dropped)
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None

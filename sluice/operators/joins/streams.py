@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
+from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.joins.by_key import How, joined
+from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.lateness import JoinLateness
 from sluice.values.windows import JoinWindow
 
@@ -139,6 +143,27 @@ class StreamJoin:
                 out.emit(row.key, self._unmatched(row.side, row.value), row.time)
         self._store(state, row, waits_for_match)
         self._forget_expired(state, row.latest_of_sides)
+
+    def process_columns(self, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
+        # The search for unmatched records depends on what each record has matched before.
+        results = None if self._is_outer else join_columns(self.lateness, states, rows)
+        if results is not None:
+            self._keep_unexpired(states, rows)
+        return results
+
+    def _keep_unexpired(self, states: Sequence[Sides], rows: KeyedRows) -> None:
+        """Store the rows' records, and forget those that can no longer be matched after the last row of each key."""
+        last = rows.last_of_keys(rows.has_value)
+        latest = zip(*(rows.stream_times[name][last].tolist() for name in ("left", "right")), strict=True)
+        for state, index, latest_of_sides in zip(states, last.tolist(), latest, strict=True):
+            if index >= 0 and (state.left.records or state.right.records):
+                self._forget_expired(state, latest_of_sides)
+        stored = unexpired_rows(self.lateness, rows)
+        values = rows.columns["value"].take(pa.array(stored)).to_pylist()
+        columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
+        for number, side, time, value in zip(*columns, values, strict=True):
+            of_side = states[number].right if side == RIGHT else states[number].left
+            insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
         """Send the results with all matching records of the other side. Returns whether there are any."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
 from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import LEFT, RIGHT, Operator, Row
+from sluice.operators.columns import ColumnOperator, KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.suppress import Suppress
@@ -150,6 +152,76 @@ def run(
             states = {}
             _close(operator, ran, closed[number], latest_of_sides[number])
     return ran
+
+
+def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: Collection[int] = ()) -> Ran:
+    """Like `run`, but the rows of each batch are processed at once, apart from those without a key."""
+    ran = Ran()
+    before, after, closed, latest_of_sides = stream_times(operator, rows, False)
+    times = {"before": before, "after": after}
+    times |= {"left": [left for left, _ in latest_of_sides], "right": [right for _, right in latest_of_sides]}
+    decode = state_decoder(operator.state_type)
+    first = 0
+    for end in sorted({*cuts, len(rows)} & {*range(1, len(rows) + 1)}):
+        for number in range(first, end):
+            if rows[number].key is None:
+                _process(operator, operator.new_state(), rows[number], number, times, ran)
+        keyed = sorted((each.key, number) for number, each in enumerate(rows[first:end], first) if each.key is not None)
+        numbers = [number for _, number in keyed]
+        keys = sorted({key for key, _ in keyed})
+        states = [decode(ran.states[key]) if key in ran.states else operator.new_state() for key in keys]
+        if keys:
+            results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, times))
+            if results is None:
+                for key, number in keyed:
+                    _process(operator, states[keys.index(key)], rows[number], number, times, ran)
+            else:
+                _add(results, [rows[number] for number in numbers], ran)
+        ran.states |= {key: encode_state(state) for key, state in zip(keys, states, strict=True)}
+        _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
+        first = end
+    return ran
+
+
+def _process(
+    operator: Operator[Any], state: Any, given: Given, number: int, times: Mapping[str, Sequence[int]], ran: Ran
+) -> None:
+    before, after, *latest = (times[name][number] for name in ("before", "after", "left", "right"))
+    row = Row(given.key, _text(given), given.time, before, after, given.side, given.old)
+    row.latest_of_sides, row.foreign = (latest[0], latest[1]), given.foreign
+    operator.process(state, row, ran)
+
+
+def _text(given: Given) -> str | None:
+    return None if given.value is None else json.dumps(given.value)
+
+
+def _keyed_rows(
+    rows: Sequence[Given], numbers: Sequence[int], keys: Sequence[str], times: Mapping[str, Sequence[int]]
+) -> KeyedRows:
+    chosen = [rows[number] for number in numbers]
+    text = pa.string()
+    columns = {
+        "key": pa.array([each.key for each in chosen], text),
+        "value": pa.array([_text(each) for each in chosen], text),
+        "foreign": pa.array([each.foreign for each in chosen], text),
+        "time": pa.array([each.time for each in chosen], pa.int64()),
+        "side": pa.array([each.side for each in chosen], pa.int32()),
+        "old": pa.array([each.old for each in chosen], pa.bool_()),
+    }
+    counts = Counter(each.key for each in chosen)
+    starts = np.cumsum([0, *(counts[key] for key in keys)])
+    return KeyedRows(keys, starts, columns, {name: np.array(all_times)[numbers] for name, all_times in times.items()})
+
+
+def _add(results: Results, rows: Sequence[Given], ran: Ran) -> None:
+    assert (np.diff(results.rows) >= 0).all()
+    keys = [rows[row].key for row in results.rows.tolist()] if results.keys is None else results.keys.to_pylist()
+    olds = [False] * len(keys) if results.old is None else results.old.tolist()
+    for key, value, time, old in zip(keys, results.values.to_pylist(), results.times.tolist(), olds, strict=True):
+        ran.emit(key, value, time, old=old)
+    for reason, dropped in results.dropped.items():
+        ran.count(reason, len(dropped))
 
 
 def _look(join: StreamJoin, given: Given, stream_time: int) -> None:

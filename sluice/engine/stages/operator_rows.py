@@ -1,0 +1,166 @@
+"""The rows of one operator in a batch: sorted, divided, and as the objects that operators process one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.engine.batch.row_schemas import SORT_KEY, Position, position_keys, ranks
+from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
+from sluice.engine.stages.timeline import Timeline
+from sluice.operators.base import Row
+from sluice.operators.columns import KeyedRows
+from sluice.state.model import NO_WINDOW
+
+COLUMNS = (
+    "key",
+    "value",
+    "time",
+    "side",
+    "old",
+    "before",
+    "after",
+    "window_start",
+    "window_end",
+    "foreign",
+    "headers",
+    *SORT_KEY,
+)
+"""The columns that operators read."""
+_ROWS_AT_ONCE = 1_000
+"""Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
+_KEYED_ROWS_AT_ONCE = 50_000
+"""The rows of many keys are processed and forgotten in parts of about this size, with their states and results."""
+_BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
+
+
+@dataclass(frozen=True)
+class OperatorRows:
+    """Rows of one operator, in the order in which it processes them."""
+
+    columns: Mapping[str, pa.Array]
+    """The columns of `COLUMNS`, without stream times."""
+    stream_times: Mapping[str, Times]
+    """The stream times `before` and `after` each row, and for a join also `left` and `right`; see `Row`."""
+
+    @classmethod
+    def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:
+        """The rows of these batches, unsorted. Takes the columns out of the batches, to free their memory early.
+
+        `timeline` gives the stream times if the rows have none.
+        """
+        columns: dict[str, pa.Array] = {}
+        for name in COLUMNS:
+            columns[name] = pa.concat_arrays([batch[name] for batch in batches])
+            for batch in batches:
+                del batch[name]
+        given = {name: np.asarray(pc.fill_null(columns.pop(name), BEFORE_ALL)) for name in ("before", "after")}
+        if timeline is None:
+            return cls(columns, given)
+        return cls(columns, timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})))
+
+    def __len__(self) -> int:
+        return len(self.columns["key"])
+
+    def keys(self, side: int | None = None) -> list[str]:
+        """The different keys of all rows, or those of a side.
+
+        They are sorted because neighbours are close to each other in the shard.
+        """
+        keys = self.columns["key"]
+        if side is not None:
+            keys = keys.filter(pc.equal(self.columns["side"], side))
+        different: list[str] = pc.drop_null(pc.unique(keys)).sort().to_pylist()
+        return different
+
+    @property
+    def sides(self) -> list[int]:
+        """The sides of the rows."""
+        sides: list[int] = pc.unique(self.columns["side"]).sort().to_pylist()
+        return sides
+
+    def where(self, chosen: Mask) -> Self:
+        """The chosen rows."""
+        return self._take(np.flatnonzero(chosen))
+
+    def in_order(self) -> Self:
+        """The rows sorted by position."""
+        return self._take(np.lexsort(self._position_keys()))
+
+    def by_key(self) -> Iterator[tuple[KeyedRows | None, Self]]:
+        """The rows sorted by key and then by position, in parts with all rows of their keys.
+
+        Yields each part in both forms; the rows without a key, which come last, only in one.
+        """
+        key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
+        order = np.lexsort([*self._position_keys(), key_ranks])
+        sorted_ranks = key_ranks[order]
+        starts = np.append(np.flatnonzero(np.diff(sorted_ranks, prepend=-1)), len(self))
+        keyed_count = len(self) - self.columns["key"].null_count
+        starts = starts[starts <= keyed_count]
+        first = 0
+        while first < len(starts) - 1:
+            enough = np.searchsorted(starts, starts[first] + _KEYED_ROWS_AT_ONCE)
+            end = min(max(int(enough), first + 1), len(starts) - 1)
+            part = self._take(order[starts[first] : starts[end]])
+            yield part._keyed(starts[first : end + 1] - starts[first]), part
+            first = end
+        if keyed_count < len(self):
+            yield None, self._take(order[keyed_count:])
+
+    def _keyed(self, starts: npt.NDArray[np.intp]) -> KeyedRows:
+        keys = self.columns["key"].take(pa.array(starts[:-1])).to_pylist()
+        return KeyedRows(keys, starts, self.columns, self.stream_times)
+
+    def _position_keys(self) -> list[npt.NDArray[np.int64]]:
+        return position_keys(pa.table({name: self.columns[name] for name in SORT_KEY}))
+
+    def _take(self, indices: npt.NDArray[np.intp]) -> Self:
+        taken = pa.array(indices)
+        columns = {name: column.take(taken) for name, column in self.columns.items()}
+        return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
+
+    def rows(self) -> Iterator[tuple[Position, Row]]:
+        """Position and row of each row."""
+        for begin in range(0, len(self), _ROWS_AT_ONCE):
+            columns = {name: _values(column.slice(begin, _ROWS_AT_ONCE)) for name, column in self.columns.items()}
+            times: dict[str, list[int]] = {}
+            for name, of_rows in self.stream_times.items():
+                times[name] = of_rows[begin : begin + _ROWS_AT_ONCE].tolist()
+            latest = zip(times["left"], times["right"], strict=True) if "left" in times else repeat(_BEFORE_ALL)
+            positions = zip(columns["sequence"], columns["origin"], columns["path"], strict=True)
+            rows = map(
+                Row,
+                columns["key"],
+                columns["value"],
+                columns["time"],
+                times["before"],
+                times["after"],
+                columns["side"],
+                columns["old"],
+                self._windows(columns),
+                latest,
+                columns["foreign"],
+                columns["headers"],
+            )
+            yield from zip(positions, rows, strict=True)
+
+    @staticmethod
+    def _windows(columns: Mapping[str, Sequence[Any]]) -> Iterable[tuple[int, int] | None]:
+        starts, ends = columns["window_start"], columns["window_end"]
+        if starts.count(NO_WINDOW) == len(starts):
+            return repeat(None)
+        return [None if start == NO_WINDOW else (start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The column's values. Most batches have no headers, for example, so a column of nulls is not converted."""
+    count = len(column)
+    return [None] * count if column.null_count == count else column.to_pylist()

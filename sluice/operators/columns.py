@@ -1,0 +1,122 @@
+"""Rows and results as columns, for operators that process all rows of many keys at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.operators.base import Operator
+
+Indices = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """An operator's rows of many keys. The rows of a key follow each other in order, and no key is null."""
+
+    keys: Sequence[str]
+    """The different keys."""
+    starts: Indices
+    """The index of each key's first row, and the number of rows."""
+    columns: Mapping[str, pa.Array]
+    """The columns `key`, `value`, `foreign`, `time`, `side` and `old`; see `Row`."""
+    stream_times: Mapping[str, Times]
+    """The stream times `before` and `after` each row; for a join of two streams also those of both sides, `left` and
+    `right`, including the row."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @cached_property
+    def key_numbers(self) -> Indices:
+        """The number of each row's key."""
+        return np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+
+    @cached_property
+    def times(self) -> Times:
+        return np.asarray(self.columns["time"].to_numpy())
+
+    @cached_property
+    def sides(self) -> npt.NDArray[np.int32]:
+        return np.asarray(self.columns["side"].to_numpy())
+
+    @cached_property
+    def is_old(self) -> Mask:
+        return np.asarray(self.columns["old"].to_numpy(zero_copy_only=False))
+
+    @cached_property
+    def has_value(self) -> Mask:
+        return validity(self.columns["value"])
+
+    def last_up_to(self, chosen: Mask) -> Indices:
+        """For each row, the index of the last chosen row of its key up to and including it; -1 if there is none."""
+        last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
+        return np.where(last >= self.starts[self.key_numbers], last, -1)
+
+    def last_before(self, chosen: Mask) -> Indices:
+        """For each row, the index of the last chosen row of its key before it; -1 if there is none."""
+        last = np.concatenate(([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1]))
+        return np.where(last >= self.starts[self.key_numbers], last, -1)
+
+    def last_of_keys(self, chosen: Mask) -> Indices:
+        """For each key, the index of its last chosen row; -1 if it has none."""
+        return self.last_up_to(chosen)[self.starts[1:] - 1]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of an operator, in order."""
+
+    rows: Indices
+    """The index of the row that has caused each result, ascending."""
+    values: pa.Array
+    times: Times
+    old: Mask | None = None
+    """Which results are a table's old values; None if there are none."""
+    keys: pa.Array | None = None
+    """None if each result has the key of its row."""
+    dropped: Mapping[str, Indices] = field(default_factory=dict)
+    """Reason → the indices of the dropped rows."""
+
+
+S = TypeVar("S")
+
+
+class ColumnOperator(Operator[S], Protocol[S]):
+    """An operator that can also process all rows of many keys at once, with the same results and states."""
+
+    def process_columns(self, states: Sequence[S], rows: KeyedRows) -> Results | None:
+        """Process all rows. `states` are those of the keys, which it changes in place.
+
+        Returns None, and changes nothing, if these rows have to be processed one by one.
+        """
+
+
+def validity(column: pa.Array) -> Mask:
+    """Mask of the values that are not null."""
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices) -> pa.Array:
+    """The values of a column at these indices; for -1, the other value with the number in `other_numbers`."""
+    together = pa.concat_arrays([column, pa.array(others, column.type)])
+    return together.take(pa.array(np.where(indices >= 0, indices, len(column) + other_numbers)))
+
+
+def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Results:
+    """The results, each after the old value that it replaces where it `has_old`."""
+    count = len(new.rows)
+    replacing = np.flatnonzero(has_old)
+    # The old values come after all new ones here; sorted by result, an old value comes before its new value.
+    order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
+    values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(pa.array(order))
+    result_numbers = np.concatenate((np.arange(count), replacing))[order]
+    return Results(new.rows[result_numbers], values, new.times[result_numbers], old=order >= count)

@@ -1,0 +1,123 @@
+"""Finds all matching pairs of an inner join of two streams at once, with a sorted merge.
+
+Both sides are sorted by key and time, so that the matches of a record of the left side follow each other. The later
+record of a pair, by position, is the one that causes the result in `StreamJoin.process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.operators.base import LEFT, RIGHT
+from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times
+from sluice.operators.joins.by_key import joined_texts
+from sluice.operators.lateness import JoinLateness
+
+if TYPE_CHECKING:
+    from sluice.operators.joins.streams import Sides
+
+_MOST_PAIRS = 2_000_000
+"""More pairs than these at once would need more memory than one row after the other."""
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Records of both sides: those of the rows, then those of the states. Rows and records have the same numbers."""
+
+    keys: Indices
+    """The number of each record's key."""
+    times: Times
+    sides: Indices
+    order: Indices
+    """The order in which the records have come. It is negative for those of the states."""
+    values: pa.Array
+
+    @classmethod
+    def of(cls, states: Sequence[Sides], rows: KeyedRows) -> _Records:
+        keys, times, sides, values = [], [], [], []
+        for number, state in enumerate(states):
+            for side, kept in enumerate((state.left, state.right)):
+                for record in kept.records:
+                    keys.append(number)
+                    times.append(record.time)
+                    sides.append(side)
+                    values.append(record.value)
+        return cls(
+            np.concatenate((rows.key_numbers, np.array(keys, np.intp))),
+            np.concatenate((rows.times, np.array(times, np.int64))),
+            np.concatenate((rows.sides, np.array(sides, np.intp))),
+            np.concatenate((np.arange(len(rows)), np.arange(-len(keys), 0))),
+            pa.concat_arrays([rows.columns["value"], pa.array(values, rows.columns["value"].type)]),
+        )
+
+    def sorted_side(self, side: int, has_value: Mask) -> Indices:
+        """The records of a side that have a value, sorted by key, time and order."""
+        of_side = np.flatnonzero((self.sides == side) & has_value)
+        return of_side[np.lexsort((self.order[of_side], self.times[of_side], self.keys[of_side]))]
+
+
+def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
+    """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
+    latest = rows.stream_times["left"], rows.stream_times["right"]
+    # If a key has rows of several partitions, an earlier row may have expired more than a later one.
+    if not all(_never_decreases(times, rows) for times in latest):
+        return None
+    records = _Records.of(states, rows)
+    has_value = np.append(rows.has_value, np.ones(len(records.keys) - len(rows), bool))
+    pairs = _pairs(lateness, records, has_value)
+    if pairs is None:
+        return None
+    left, right = pairs
+    of_right = records.order[right] > records.order[left]
+    cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
+    # Two records of states have met in an earlier batch; such a pair has the row -1 for a moment.
+    row = records.order[cause].clip(-1)
+    latest_of_other = np.where(of_right, latest[LEFT][row], latest[RIGHT][row])
+    is_match = (row >= 0) & (records.times[other] > lateness.last_expired(latest_of_other))
+    matching = np.flatnonzero(is_match)
+    order = np.lexsort((records.order[other[matching]], records.times[other[matching]], cause[matching]))
+    chosen = matching[order]
+    left, right = left[chosen], right[chosen]
+    return Results(
+        cause[chosen],
+        joined_texts(records.values.take(pa.array(left)), records.values.take(pa.array(right))),
+        np.maximum(records.times[left], records.times[right]),
+        dropped={"null_value": np.flatnonzero(~rows.has_value)},
+    )
+
+
+def unexpired_rows(lateness: JoinLateness, rows: KeyedRows) -> Indices:
+    """The rows that later records may still match, after all rows of their keys."""
+    last = np.repeat(rows.last_of_keys(rows.has_value), np.diff(rows.starts))
+    latest = np.where(rows.sides == LEFT, rows.stream_times["left"][last], rows.stream_times["right"][last])
+    return np.flatnonzero(rows.has_value & (rows.times > lateness.last_expired(latest)))
+
+
+def _never_decreases(times: Times, rows: KeyedRows) -> bool:
+    same_key = rows.key_numbers[1:] == rows.key_numbers[:-1]
+    return not bool((same_key & (times[1:] < times[:-1])).any())
+
+
+def _pairs(lateness: JoinLateness, records: _Records, has_value: Mask) -> tuple[Indices, Indices] | None:
+    """The left and the right record of each pair within the window; None if there are too many pairs."""
+    left, right = (records.sorted_side(side, has_value) for side in (LEFT, RIGHT))
+    times_of_right = np.unique(records.times[right])
+    # The place of a time among the different times, so that key and time fit one number.
+    keys_of_right = records.keys[right] * (len(times_of_right) + 1)
+    places_of_right = keys_of_right + np.searchsorted(times_of_right, records.times[right])
+    keys_of_left = records.keys[left] * (len(times_of_right) + 1)
+    earliest = records.times[left] - lateness.ahead[RIGHT]
+    latest = records.times[left] + lateness.ahead[LEFT]
+    first = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, earliest))
+    end = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, latest, "right"))
+    counts = np.maximum(end - first, 0)
+    total = int(counts.sum())
+    if total > _MOST_PAIRS:
+        return None
+    offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(left, counts), right[np.repeat(first, counts) + offsets]

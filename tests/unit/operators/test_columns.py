@@ -1,0 +1,71 @@
+"""Operators that process many rows at once have the same results, counts and states as row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice import within
+from sluice.operators.base import LEFT, RIGHT
+from sluice.operators.columns import ColumnOperator
+from sluice.operators.joins import stream_pairs
+from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
+from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.table import Latest
+from tests.unit.operators.feed import Given, run, run_in_columns
+
+MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
+    "table": Latest,
+    "table with old values": lambda: Latest(retracts=True),
+    "inner join of tables": lambda: TableJoin("inner"),
+    "left join of filtered tables": lambda: TableJoin("left", retracts=True, filtered=(True, True)),
+    "outer join of tables": lambda: TableJoin("outer", retracts=True, filtered=(False, True)),
+    "join with a table": lambda: StreamTableJoin("inner"),
+    "left join with a table by a mapped key": lambda: StreamTableJoin("left", mapped=True),
+    "join of streams": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
+    "join of streams without grace": lambda: StreamJoin("inner", within(before="0 s", after="3 ms")),
+    "left join of streams": lambda: StreamJoin("left", within("5 ms", grace="4 ms")),
+}
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Given]:
+    """Rows of few keys, in and out of order, with tombstones and old values."""
+    now, made = 0, []
+    for number in range(draw(st.integers(1, 40))):
+        now += draw(st.sampled_from([0, 1, 1, 2, 3, 20]))
+        time = max(0, now - draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])))
+        key = draw(st.sampled_from(["a", "a", "b", "ü", None]))
+        value = draw(st.sampled_from([None, number, number, number]))
+        side, is_old = draw(st.sampled_from([LEFT, RIGHT])), draw(st.sampled_from([False, False, False, True]))
+        made.append(Given(key, value, time, side, old=is_old, foreign=f"own {key}"))
+    return made
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
+def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[int]) -> None:
+    by_row, by_columns = run(MAKERS[name](), rows), run_in_columns(MAKERS[name](), rows, cuts)
+    for key in {result.key for result in by_row.results}:
+        # Keys meet nowhere, so only the order within a key is a result.
+        assert [each for each in by_columns.results if each.key == key] == [
+            each for each in by_row.results if each.key == key
+        ]
+    assert len(by_columns.results) == len(by_row.results)
+    assert by_columns.dropped == by_row.dropped
+    assert by_columns.states == by_row.states
+
+
+def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_pairs, "_MOST_PAIRS", 3)
+    made = [Given("k", number, 100, number % 2) for number in range(6)]
+    by_row, by_columns = (
+        run(StreamJoin("inner", within("1 s")), made),
+        run_in_columns(StreamJoin("inner", within("1 s")), made),
+    )
+    assert len(by_row.results) == 9
+    assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
