@@ -222,6 +222,7 @@ def current_lease(
     """
 
     def note(seen: LeaseRow) -> None:
+        log.warning("waiting for the lease", pipeline=pipeline, holder=str(seen))
         error = WaitsForLease(f"A driver on {holder.host} waits for {seen}.")
         with suppress(StateError):  # the driver itself reports that the ledger is away
             ledger.failures.keep(Failure.of(error, pipeline, run=holder.run, kind="lease"))
