@@ -52,7 +52,7 @@ METRICS: Mapping[str, Metric] = {
     "waiting": Metric("gauge", "1 if the pipeline waits for its input, a slot, a lease or a transaction, else 0."),
     "degraded": Metric("gauge", "1 if the pipeline runs although something is wrong, else 0."),
     "condition": Metric("gauge", "1 if something of this kind is wrong with the pipeline, else 0."),
-    "condition_age_seconds": Metric("gauge", "Since when something of this kind has been wrong."),
+    "condition_age_seconds": Metric("gauge", "For how long something of this kind has been wrong."),
     "disk_free_bytes": Metric("gauge", "Free space of the disk with this server's ledger or shards."),
     "disk_size_bytes": Metric("gauge", "Size of the disk with this server's ledger or shards."),
     "run_memory_bytes": Metric("gauge", "Most memory of the newest run's processes on the driver's host."),
@@ -101,7 +101,9 @@ def gauges(
         batch = figures.newest_batch(pipeline)
         if batch is not None:
             yield from _of_batch(batch, now)
-            kept = figures.kept_batches[current.ref]
+        # Another generation may have become current while the figures were read.
+        kept = figures.kept_batches.get(current.ref)
+        if kept is not None:
             yield Measurement("snapshots_kept", kept.newest - kept.oldest + 1)
         for worker in current.workers:
             size = (sizes or {}).get((pipeline, worker.number))
