@@ -76,14 +76,14 @@ def cached_facts(file: Path, home: Path) -> DagFacts | None:
         return None
     age = time.time() - entry.found_at
     # Files of one deployment expire at different times, so that they are not all imported at once.
-    lifetime = _LONGEST_SECONDS * (1 + hash_share(entry.facts.name)) / 2
+    lifetime = _LONGEST_SECONDS * (1 + _share_of(entry.facts.name)) / 2
     is_valid = entry.edition == _edition() and 0 <= age < lifetime and entry.inputs.are_unchanged
     return entry.facts if is_valid else None
 
 
-def hash_share(name: str) -> float:
+def _share_of(name: str) -> float:
     """A number from 0 to 1 that depends on a name only."""
-    return hashlib.blake2b(name.encode(), digest_size=2).digest()[0] / 255
+    return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] / 255
 
 
 def _keep(file: Path, home: Path, found: FileFacts) -> None:

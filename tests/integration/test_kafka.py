@@ -62,7 +62,7 @@ def test_the_oldest_unread_records_are_read_once_for_each_position(broker: Embed
     for offset in range(3):
         producer.produce("aged", b"x" * 100_000, partition=0, timestamp=LONG_AGO + 1_000 * offset)
     assert producer.flush(20) == 0
-    lags = {done: read_lag(AdminClient(kafka), ["aged"], {"aged": {0: done, 1: 0}}) for done in (0, 2, 3)}
+    lags = {done: read_lag(AdminClient({**kafka}), ["aged"], {"aged": {0: done, 1: 0}}) for done in (0, 2, 3)}
     oldest = OldestUnread(kafka)
     times = {
         (("aged", 0), 0): datetime.fromtimestamp(LONG_AGO / 1_000, UTC),
