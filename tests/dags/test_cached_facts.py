@@ -86,7 +86,7 @@ def test_a_file_is_imported_again_only_when_something_that_it_reads_has_changed(
 
 
 def test_a_file_that_is_being_changed_is_not_kept(folder: Path, imports: list[str]) -> None:
-    write(folder / "topic.json", '"letters"', seconds_ago=0)
+    write(folder / "topic.json", '"letters"', seconds_ago=-600)  # still to come, however slow this machine is
     for _ in range(2):
         assert facts(folder).topics == ("letters",)
     assert imports == ["words.py"] * 2
