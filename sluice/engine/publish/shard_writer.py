@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -126,9 +127,9 @@ class ShardWriter:
         is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
         events = rows.filter(is_event)
         latest = self._latest_changes(rows.filter(pc.invert(is_event)))
-        state_rows = rows_of(latest.select([*STATE_KEY, "value"]))
-        # `rows_of` has copied the rows. A large batch would need half a
-        # gigabyte more if they were kept.
+        state_rows = rows_of(latest)
+        # `rows_of` copies the rows. A large batch would need half a gigabyte more
+        # if they were kept.
         del received, rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
@@ -203,12 +204,17 @@ class ShardWriter:
         rest = state_rows.filter(pc.invert(is_of_group))
         # A row without a key belongs to no store.
         changes = rest.filter(rest.column("key").is_valid())
-        changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])
-        identity = [changes.column(name).to_pylist() for name in ("group_id", "key", "window_start")]
-        row_ids = zip(*identity, strict=True)
-        last_rows = {row_id: row for row, row_id in enumerate(row_ids)}
-        latest = changes.take(pa.array(last_rows.values(), pa.int64()))
-        return pa.concat_tables([state_rows.filter(is_of_group), latest])
+        if len(_last_rows(changes)) < len(changes):
+            changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])
+            changes = changes.take(_last_rows(changes))
+        return pa.concat_tables([state_rows.filter(is_of_group), changes])
+
+
+def _last_rows(changes: pa.Table) -> pa.ChunkedArray:
+    """The index of the last change of each row of a store."""
+    identity = ["group_id", "key", "window_start"]
+    numbered = changes.select(identity).append_column("row", pa.array(np.arange(len(changes))))
+    return numbered.group_by(identity, use_threads=False).aggregate([("row", "max")]).column("row_max")
 
 
 def _rows_of_shard(rows: pa.Table, stores: frozenset[int]) -> pa.Table:

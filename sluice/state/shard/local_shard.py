@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SORT = ("group_id", "key", "window_start")
+_ID_OF_ROW = itemgetter(0, 1, 2)
 _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
@@ -107,27 +109,30 @@ class LocalShard(Shard):
         epoch: int = 0,
         replaced: int | None = None,
     ) -> int:
-        # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of a key
-        # together.
-        ordered = sorted(rows, key=itemgetter(0, 1, 2))
-        digests = [row_digest(row) for row in ordered]
         with self._writing(epoch, batch, [STATE_ROWS]):
-            added = len(ordered)
+            written = 0
             # A retry replaces what the first attempt has written.
+            removed = 0
             if self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch)):
-                added -= self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
+                removed = self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
             checksum_before = self._recorded_checksum(STATE_ROWS, batch - 1)
-            if replaced is None:
-                replaced = 0
-                if checksum_before is not None:
-                    ids = [row[:3] for row in ordered]
-                    replaced = sum(_checked_digest(*row) for row in self._driver.versions_before(batch, ids))
-            total = int(checksum_before or "0", 16) + sum(digests) - replaced
-            versions = ((*row, digest, batch) for row, digest in zip(ordered, digests, strict=True))
-            self._driver.insert("state_rows", _ROW_COLUMNS, versions)
-            self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, len(ordered), checksum_of(total)))
-            self._driver.execute(statements.ADD_TO_ROW_COUNTS, (added, 0))
-        return len(ordered)
+            total = int(checksum_before or "0", 16) - (replaced or 0)
+            remaining = iter(rows)
+            while chunk := list(islice(remaining, _PAGE_ROWS)):
+                # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of
+                # a key together.
+                chunk.sort(key=_ID_OF_ROW)
+                if replaced is None and checksum_before is not None:
+                    before = self._driver.versions_before(batch, [row[:3] for row in chunk])
+                    total -= sum(_checked_digest(*row) for row in before)
+                digests = [row_digest(row) for row in chunk]
+                total += sum(digests)
+                versions = ((*row, digest, batch) for row, digest in zip(chunk, digests, strict=True))
+                self._driver.insert("state_rows", _ROW_COLUMNS, versions)
+                written += len(chunk)
+            self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, written, checksum_of(total)))
+            self._driver.execute(statements.ADD_TO_ROW_COUNTS, (written - removed, 0))
+        return written
 
     @override
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
@@ -513,5 +518,8 @@ def _discard_sealed(url: str) -> None:
 
 def rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows of an Arrow table with the columns of `StateRow`, sorted for fast writing."""
-    ordered = table.sort_by([(name, "ascending") for name in _SORT])
-    return zip(*(ordered.column(name).to_pylist() for name in StateRow.__struct_fields__), strict=True)
+    table = table.select(StateRow.__struct_fields__).sort_by([(name, "ascending") for name in _SORT])
+    # Few rows are Python objects at once, because these take several times as much memory.
+    for begin in range(0, len(table), _PAGE_ROWS):
+        page = table.slice(begin, _PAGE_ROWS)
+        yield from zip(*(column.to_pylist() for column in page.columns), strict=True)
