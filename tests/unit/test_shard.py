@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sluice.errors import DamagedState, LeaseError, SettingsError, StateError
 from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.queries.worker_queries import Count, Scan
-from sluice.state.shard import postgres_driver
+from sluice.state.shard import local_shard, postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard, rows_of
@@ -65,6 +65,18 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
     first = [version[:5] for version in shard.rows_before(1, names, epoch=0)]
     assert first == [row("a", "[1]"), row("b", "[1]", window=0)]
     assert [version[4] for version in shard.rows_before(2, names, epoch=0)] == ["[2]", "[1]"]
+
+
+def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [[row(key, f"[{batch}]") for key in "cabed"] for batch in range(2)]
+    for batch, rows in enumerate(batches):
+        assert shard.write_rows(batch, rows) == 5
+    checksums = [shard.checksum(batch) for batch in range(2)]
+    monkeypatch.setattr(local_shard, "_PAGE_ROWS", 2)
+    assert shard.write_rows(1, batches[1]) == 5, "the batch is repeated"
+    assert [shard.checksum(batch) for batch in range(2)] == checksums
+    assert shard.batches() == {0: 5, 1: 5}
+    shard.verify_rows(1)
 
 
 @pytest.mark.parametrize("between", [0, 1, 40])

@@ -168,6 +168,9 @@ class ColumnAggregation:
         operator = run.operator
         if not isinstance(operator, WindowAggregation) or operator.retracts:
             return None
+        # A subclass may hold back more than the last result.
+        if any(type(each.operator) is not Suppress for each in suppressing):
+            return None
         window, functions = operator.window, ColumnFunctions.of(operator.calculation)
         if functions is None or not isinstance(window, Window | SlidingWindow | SessionWindow):
             return None
