@@ -44,7 +44,7 @@ def test_alerts_fire_and_pass(
     failures = states.ledger.failures
     failures.add(Failure.of(EngineError("A record cannot be read."), "orders"))
     with prometheus(tmp_path, hosts[0].address, TOKEN) as client:
-        assert wait_until(lambda: ("PipelineFailed", "orders") in firing(client), every=0.2)
+        assert wait_until(lambda: ("PipelineFailed", "orders") in firing(client), 180, 0.2)
         (condition,) = asked(client, "/api/v1/query", query='sluice_condition{kind="run"}')["result"]
         assert (condition["metric"]["pipeline"], condition["value"][1]) == ("orders", "1")
         # Prometheus keeps the types and the descriptions of the page.
@@ -54,5 +54,5 @@ def test_alerts_fire_and_pass(
         failures.clear("orders", "run")
         # The server of worker 1 has stopped: the scraped server notices it by itself.
         hosts[1].stop()
-        assert wait_until(lambda: ("HostSilent", "orders") in firing(client), every=0.2)
+        assert wait_until(lambda: ("HostSilent", "orders") in firing(client), 180, 0.2)
         assert ("PipelineFailed", "orders") not in firing(client)

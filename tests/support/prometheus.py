@@ -29,14 +29,14 @@ def promtool(*arguments: str, text: str = "") -> str:
 
 @contextmanager
 def prometheus(folder: Path, target: str, token: str) -> Iterator[httpx.Client]:
-    """A Prometheus that scrapes a state server every second. Yields a client of its API."""
+    """A Prometheus that scrapes a state server every three seconds. Yields a client of its API."""
     program, address = _program("prometheus"), f"127.0.0.1:{free_port()}"
     scrape: dict[str, Any] = {
         "job_name": "sluice",
         "authorization": {"credentials": token},
         "static_configs": [{"targets": [target]}],
     }
-    seconds = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    seconds = {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"}
     configuration = {"global": seconds, "scrape_configs": [scrape], "rule_files": [str(RULES)]}
     file = folder / "prometheus.yml"
     file.write_text(yaml.safe_dump(configuration))

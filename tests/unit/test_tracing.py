@@ -41,6 +41,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Span]]:
     serving.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setattr(tracing, "_FLUSH_SECONDS", 60.0)
     yield received
     server.shutdown()
     server.server_close()
