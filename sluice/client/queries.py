@@ -165,7 +165,7 @@ class Queries:
         worker: int | None = None,
         **part: Unpack[RangeParameters],
     ) -> Entries:
-        """A page of entries, in order, from all workers or from one."""
+        """A page of entries, in order, from all workers or from one worker."""
         query = _query(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
         return await self._send(query)
 

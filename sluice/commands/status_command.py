@@ -109,7 +109,7 @@ class Inputs:
         return failures_of(figures, pipeline, self.lags.get(pipeline), error, self.held.get(pipeline))
 
     def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
-        """`positions` has all topics of each pipeline."""
+        """Read the lags of the pipelines and watch open transactions. `positions`: pipeline → offsets of its topics."""
         from sluice.kafka.brokers import silent_admin
         from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
         from sluice.kafka.unread_records import read_lag

@@ -24,7 +24,7 @@ CHOSEN_BY_CLIENT = frozenset({
 which may have them for other programs."""
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
-"""Settings for a producer of records of any size: the topic limits it, not the client."""
+"""Settings for a producer of records of any size: the topic limits the size, not the client."""
 
 COMMITS_NOTHING: Mapping[str, str | bool] = {
     "group.id": "sluice-guard",

@@ -117,7 +117,7 @@ class DeadLetter:
         return cls(partition, offset, at, as_bytes(message.key()), value, headers, own, len(value or b""))
 
     def header(self, name: str) -> str:
-        """Sluice's header `sluice.NAME`; empty if it is missing."""
+        """Sluice's header `sluice.NAME`; an empty text if it is missing."""
         return self.sluice_headers.get(f"{PREFIX}{name}", "")
 
     @property
@@ -138,9 +138,9 @@ class DeadLetter:
 
     @property
     def is_original(self) -> bool:
-        """Whether key, value and headers are the rejected record's.
+        """Whether the dead letter has the key, value and headers of the rejected record.
 
-        For a failed step, they can be the step's input.
+        For a failed step, it can have the step's input instead.
         """
         return not (self.header("step") or self.header("left_out"))
 
@@ -279,7 +279,7 @@ def with_histories(
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
-    # The rejected record may have a header of this name, too. The last one is Sluice's header.
+    # The rejected record may have a header of this name, too. The last header of this name is Sluice's.
     first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))
     of_record = [(original(name), content) for name, content in headers[:first]]
     of_sluice: dict[str, str] = {}

@@ -13,7 +13,7 @@ HELD_SECONDS = 60.0
 
 
 class HeldPartitions:
-    """Since when open transactions hold back records, as far as this process has seen.
+    """Remembers when this process first saw each open transaction that holds back records.
 
     Kafka does not say when a transaction began. The timestamps of its records do not say it either,
     because producers choose them, such as event times.
@@ -25,7 +25,7 @@ class HeldPartitions:
         seen."""
 
     def since(self, lag: Lag, now: datetime) -> datetime | None:
-        """When the oldest transaction that holds back records of a lag was first seen; None if none does."""
+        """When the oldest transaction that holds back records of a lag was first seen; None if there is no such one."""
         times: list[datetime] = []
         for topic, ends in lag.held_ends.items():
             for partition, offset in ends.items():

@@ -37,8 +37,8 @@ class OldestUnread:
         unread = {place for lag in lags for place in lag.first_unread()}
         self._times = {place: self._times[place] for place in unread if place in self._times}
         unknown = unread - self._times.keys()
-        # Two pipelines may wait at different offsets of a partition, and a consumer has one
-        # position in it.
+        # Two pipelines may wait at different offsets of a partition, but a consumer has only one
+        # position in a partition, so each request reads one offset of a partition.
         while unknown:
             batch = dict(unknown)
             read = timestamps_at(self._kafka, batch)
@@ -53,7 +53,8 @@ def timestamps_at(
 ) -> dict[Partition, datetime]:
     """Partition → the timestamp of its first record at or after an offset.
 
-    Transactions may be open. Omits partitions without such a record. Raises BrokersUnreachable.
+    Also reads records of open transactions. Omits partitions without such a record. Raises
+    BrokersUnreachable.
     """
     places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     if not places:

@@ -1,4 +1,4 @@
-"""Re-drives dead letters: writes the record of each to its source topic again, once.
+"""Re-drives dead letters: writes the record of each dead letter to its source topic again, once.
 
 Each transaction writes records to their source topics and a marker for each record to
 `PIPELINE_redriven`. Therefore a crash, a second request or a second process cannot write a record
@@ -45,7 +45,7 @@ MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
 """Last headers of a re-driven record: `sluice.history.1` is its first failure, and
-`sluice.redriven` counts them."""
+`sluice.redriven` is the number of its failures."""
 
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500
@@ -111,7 +111,7 @@ def redrive(
                 f"The topic {topic_of(pipeline)} was deleted while it was read.",
                 next_step="Repeat the command.",
             )
-        # Each partition gets its records in the order in which it had them.
+        # Each partition gets its records again in their original order.
         due.sort(key=lambda letter: letter.source or ())
         due = list(with_histories(due, markers))
         for start in range(0, len(due), _AT_ONCE):
@@ -127,7 +127,7 @@ def redrive(
 
 
 def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
-    """Why a dead letter cannot be re-driven; empty if it can."""
+    """Why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
     if letter.source is None:
@@ -166,8 +166,8 @@ def _send(
 ) -> Sequence[DeadLetter]:
     """Write records and their markers in one transaction.
 
-    If the broker refuses a record, nothing is written. Returns the dead letters without it, to be
-    sent again.
+    If the broker refuses a record, nothing is written. Returns the other dead letters, which have
+    to be sent again.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], Marker] = {}
@@ -257,7 +257,7 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
-    """The records to write, as they were before they were rejected; or why a record cannot be written."""
+    """The records to write, as they were before they were rejected; the reason for each that cannot be written."""
     consumer = Consumer(
         {
             "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
@@ -291,8 +291,8 @@ def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
         headers = headers_of(message)
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
-    # The record has these headers from its last re-drive, unless another program has written a
-    # record to its place.
+    # The record has these headers from its last re-drive, unless another program has written another
+    # record to its position.
     earlier = _history_headers(letter.history)
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]
@@ -310,7 +310,7 @@ def _fetch(consumer: Consumer, place: Place) -> Message | None:
 def _milliseconds(iso: str) -> int:
     """A timestamp header as epoch ms.
 
-    If it is missing, 0, with which the record gets the current time.
+    Returns 0 if the header is missing: the record then gets the current time.
     """
     if iso.endswith(" ms") and is_number(iso.removesuffix(" ms")):  # a time after the year 9999
         return int(iso.removesuffix(" ms"))

@@ -78,13 +78,13 @@ class Lag:
         return self.full_end(topic, partition) - self.ends[topic][partition]
 
     def first_unread(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """The topic and number of each partition with unread records, and the offset of the first of them."""
+        """The topic and number of each partition with unread records, and the offset of its first unread record."""
         for topic, partition in self.partitions():
             if self.unread_in(topic, partition):
                 yield (topic, partition), self._first(topic, partition, self.full_end(topic, partition))
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
-        """The lag of one pipeline, if this lag has the offsets of the topics of several pipelines."""
+        """The lag of one pipeline, from this lag, which has the topics of several pipelines."""
         ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
         return Lag(ends, positions, self.begins, self.full_ends)
 
@@ -110,7 +110,7 @@ class Lag:
         """The offset of the first record before `end` that the pipeline has not read; `end` if it has read all."""
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
-        # Behind the end, the topic was deleted and created again, so all of its records are unread.
+        # A position behind the end means that the topic was deleted and created again: all records are unread.
         # Retention may have removed records that the pipeline has not read.
         return begin if position > end else max(position, begin)
 

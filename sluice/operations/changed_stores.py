@@ -66,9 +66,11 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Returns its number, or the current one's. Runs go on while the stores are computed, and wait
-        for the newest records and the promotion. Nothing happens if no store has changed. Raises
-        CompatibilityError for a change that concerns all stores; EngineError without published
+        Returns its number, or the current generation's number if no store has changed; then nothing
+        happens. Runs go on while the stores are computed, and wait while the newest records are
+        read and the generation is promoted.
+
+        Raises CompatibilityError for a change that concerns all stores; EngineError without published
         state, after an interrupted batch, or if the state has been replaced meanwhile; InputError
         if the topics no longer have all records that the changed stores need, unless `from_topics`;
         DamagedState if the state is not as published.
@@ -90,7 +92,7 @@ class ChangedStores:
                     return self._promote(ledger, lease, state, None)
                 rebuild, part, steps = self._begin(ledger, lease, state.changes.added)
             ref = part.info.ref
-            # Without the lease: runs go on.
+            # The lease is not held here, so runs go on.
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 self._require_same(ledger, lease, state, part)
@@ -99,7 +101,7 @@ class ChangedStores:
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)
-                # With the lease: runs wait for the last records, so few of them should be left.
+                # The lease is held here, so runs wait: few records should be left to read.
                 rebuild.build(ref, rebuild.steps_since(ledger, lease.ref, ref).published)
                 return self._promote(ledger, lease, state, part)
 

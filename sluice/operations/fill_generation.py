@@ -219,7 +219,7 @@ class Merge:
         stores = {column.store for group in groups for column in group.store_columns}
         if self.part is not None and not stores <= self.kept_stores:
             # One close time applies to the windows of all groups. The computed windows may be
-            # behind the kept ones, so the earlier close time is taken.
+            # behind the kept windows, so the earlier close time is taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}

@@ -122,8 +122,8 @@ def _shards(
     try:
         return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
-        # The new place has a shard in use. It replaces the old shard if only the new one has the
-        # published state.
+        # The new place has a shard in use. It replaces the old shard if it has the published state
+        # and the old shard does not.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
@@ -135,7 +135,7 @@ def _shards(
 
 
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
-    """How a shard differs from the published state; empty if it does not."""
+    """How a shard differs from the published state; an empty text if it does not differ."""
     audit = ledger.audits.newest(info.ref)
     published = None if audit is None else audit.published_checksums(worker)
     if audit is None or published is None:

@@ -54,9 +54,9 @@ class Rebuild:
     """Rebuilds a pipeline's state.
 
     With `from_topics`, it may read fewer records than before, if some were deleted. `run` promotes
-    the new generation at once, and runs wait for it. `replay` builds it beside the current one
-    while runs go on. It stays there until `promote`, which first repeats the batches published
-    since, or until it is dropped.
+    the new generation at once, and runs wait for it. `replay` builds it beside the current
+    generation while runs go on. The new generation stays there until it is dropped, or until
+    `promote`, which first repeats the batches that were published meanwhile.
 
     Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
     repair, if any; it is stored in a note together with the duration of the rebuild.
@@ -129,8 +129,8 @@ class Rebuild:
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Remove other generations.
 
-        Returns a new one, and the batches to `build` it with when the lease is released. `lease` is
-        the lease of the current generation.
+        Returns a new generation, and the batches with which to `build` it when the lease is
+        released. `lease` is the lease of the current generation.
         """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
@@ -155,8 +155,8 @@ class Rebuild:
     def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
         """The batches of the current generation with which a generation beside it catches up.
 
-        Needs its lease. Raises InputError if the topics have lost records that the generation has
-        not read yet.
+        Needs the lease of the current generation. Raises InputError if the topics have lost records
+        that the generation beside it has not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
@@ -252,7 +252,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, Topic],
     ) -> None:
-        """Raise InputError if a partition has lost records that a generation read, and got others at their offsets."""
+        """Raise InputError if a partition now has other records at offsets that a generation has read."""
         identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
         identity.require_last_records(now)
 
@@ -477,12 +477,12 @@ def _steps_within(
     steps: Iterable[ReplayStep],
     added_ends: Positions,
 ) -> list[ReplayStep]:
-    """The steps, which also read other topics up to `added_ends`, and nothing outside the ranges of offsets."""
+    """The steps, changed to also read other topics up to `added_ends`, and nothing outside the ranges of offsets."""
     return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Whether the current generation is the last that a replay has built, so that nothing is left to be promoted."""
+    """Whether the current generation is the last one built by a replay, so that nothing is left to be promoted."""
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice, so no generation was begun after the current one.
     is_last = new.generation == current.generation + 1
@@ -532,7 +532,7 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove a pipeline's generations, even unfinished ones, but keep the lease's generation and any in `but`.
+    """Remove a pipeline's generations, even unfinished ones, except the lease's generation and those in `but`.
 
     Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
     may be current by now.

@@ -146,7 +146,7 @@ def _divide(
     epoch: int,
     progress: Progress,
 ) -> tuple[list[Checksums], int]:
-    """Fill the new shards from the old ones.
+    """Fill the new shards from the old shards.
 
     Returns the new shards' checksums, and the number of rows and states.
     """
@@ -182,7 +182,7 @@ def _divide(
 
 @dataclass(frozen=True)
 class _Division:
-    """Divides the rows of an old worker among the new ones."""
+    """Divides the rows of an old worker among the new workers."""
 
     old: GenerationInfo
     worker: int
@@ -195,7 +195,7 @@ class _Division:
         divided: dict[int, list[Version]] = defaultdict(list)
         for version in page:
             # Every worker has all rows of global tables, so the first old worker gives them to all
-            # new ones.
+            # new workers.
             if version.group_id not in self.tables:
                 divided[self._owner(version.key)].append(version)
             elif self.worker == 0:

@@ -65,10 +65,11 @@ def retain(
 
 
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
-    """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many are gone.
+    """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many batches are gone.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. A batch whose
-    snapshot is kept stays, and so do all batches after one of whose records some are left.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
+    batch whose snapshot is kept, or of whose records the topics still have some, stays, and so do
+    all later batches.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:
@@ -95,14 +96,14 @@ def _oldest_kept(
     keep_snapshots: int,
     deadline: datetime,
 ) -> Snapshot | None:
-    """The oldest snapshot to keep: the snapshot that was the newest at the deadline, or an earlier one.
+    """The oldest snapshot to keep: the snapshot that was the newest at the deadline, or an earlier snapshot.
 
     `snapshots` are sorted from newest to oldest.
     """
     kept = None
     for index, snapshot in enumerate(snapshots):
         replaced = snapshots[index - 1].published_at if index else None
-        # A snapshot could be read until the next one replaced it, so its age counts from then on.
+        # A snapshot was the newest until the next snapshot replaced it, so its age counts from then on.
         if replaced is None or index < keep_snapshots or replaced > deadline:
             kept = snapshot
     return kept

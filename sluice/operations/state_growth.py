@@ -37,7 +37,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
 
 
 def is_growing(sizes: Sequence[int]) -> bool:
-    """Whether the sizes of a state on the last days, the oldest first, show no bound."""
+    """Whether a state grows without a bound, by its sizes on the last days, the oldest first."""
     if len(sizes) < DAYS or sizes[-1] < _SMALL:
         return False
     grows_daily = all(before < after for before, after in pairwise(sizes))

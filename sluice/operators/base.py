@@ -20,10 +20,11 @@ READ = 100
 DEFAULT_OUTPUT = "output"
 """The name of an operator's output. Only a processor can have others."""
 AHEAD = 3
-"""Added to LEFT or RIGHT for a change that a `TableJoin` only has to know: the change comes on the side itself later.
+"""AHEAD + LEFT and AHEAD + RIGHT are the sides of a change that a `TableJoin` gets ahead of its turn.
 
 If both sides depend on one table, a change of the table reaches one side first. In Kafka Streams, the join then reads
-the other side's store, which has the change already. The join therefore gets the other side's change ahead of its turn.
+the other side's store, which already contains the change. The join therefore gets the other side's change early, and
+gets it again, on LEFT or RIGHT, when it is its turn.
 """
 
 
@@ -66,12 +67,12 @@ class Row(msgspec.Struct):
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: the largest event times of the left and the right stream, including this row.
 
-    In a cogrouped aggregate: the largest event time of all streams before this row; the second is -1.
+    In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
     """
     foreign: str | None = None
-    """The record's own key if `key` is a different one: for the left side of a foreign-key join, a stream joined by a
-    mapped key, a stream deduplicated by an id, and a grouped table. For an aggregate of a stream with a topic for late
-    records, which have the original value, it is the record's value as JSON."""
+    """The record's own key if `key` is a different key: for the left side of a foreign-key join, a stream joined by a
+    mapped key, a stream deduplicated by an id, and a grouped table. In an aggregate of a stream, if there is a topic
+    for late records: the record's original value as JSON, which goes to this topic."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 
@@ -104,9 +105,9 @@ class Output(Protocol):
         """
 
     def count(self, reason: str, number: int = 1) -> None:
-        """Count the current row as dropped, for a reason: `null_key`, `null_value`, `duplicate`, or for windows.
+        """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
-        These are `late`, once for each window for which the row is late, and `no_window`.
+        A row is counted as `late` once for each window for which it is late.
         """
 
     def send_late(self) -> None:

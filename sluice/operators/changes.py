@@ -13,8 +13,8 @@ from sluice.operators.table import LatestValue
 class Changes(Timeless):
     """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
 
-    The state has the row's value as of the last change. The old values that tables send for retractions would not do:
-    as in Kafka Streams, the first result of an aggregate has the initial aggregate as its old value, not no value.
+    The old value comes from the state, not from the old values that tables send for retractions: as in Kafka Streams,
+    an aggregate's first result retracts the initial aggregate, although the table had no row before.
     """
 
     state_type: ClassVar[Any] = LatestValue
@@ -27,7 +27,7 @@ class Changes(Timeless):
             out.count("null_key")
             return
         old, new = state.value, row.value
-        # A table can delete a row that it does not have, such as one that a filter never passed.
+        # A table can delete a row that it does not have, such as a row that a filter never passed.
         if old is None and new is None:
             return
         kind = "insert" if old is None else "delete" if new is None else "update"

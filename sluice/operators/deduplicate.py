@@ -25,8 +25,8 @@ class Deduplicate:
 
     def process(self, state: list[int], row: Row, out: Output) -> None:
         if row.key is not None:
-            # Forget by the row's own stream time first, so that the result does not
-            # depend on where batches end.
+            # First forget the times that have expired at this row's stream time, so that the
+            # result does not depend on where batches end.
             self.close(state, row.key, row.after, out)
             if any(abs(row.time - passed) <= self.within_ms for passed in state):
                 out.count("duplicate")

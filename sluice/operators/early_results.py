@@ -24,7 +24,7 @@ class HeldResult(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     since: int | None
-    """Event time of the first change that has not been sent; None if the latest result has been."""
+    """Event time of the first change that has not been sent; None if the latest result has been sent."""
     sent: str | None = None
     """The value that was sent last."""
 
@@ -35,9 +35,9 @@ HeldResults = dict[Bounds, HeldResult]
 class EarlyResults(Suppress):
     """Sends a window's result `early_ms` after the first change that has not been sent, and when the window is final.
 
-    An early result is sent only if it differs from the last one; the final result is always sent. The old value of a
-    result is the value sent before. A window that is deleted, such as a session that grows, has a result only if an
-    earlier result of the window has been sent: a deletion.
+    An early result is sent only if it differs from the window's last result sent; the final result is always sent. The
+    old value of a result is the value sent last. For a window that is deleted, such as a session that grows, a
+    tombstone is sent if a result of the window has been sent.
     """
 
     state_type: Any = HeldResults
@@ -56,7 +56,7 @@ class EarlyResults(Suppress):
         if row.key is None:
             out.count("null_key")
             return
-        # A result replaces the value that was sent last, not the aggregate's value before.
+        # The old value of a result is the value that was sent last, so the aggregate's old value is not needed.
         if row.old:
             return
         self.close(state, row.key, row.before, out)
@@ -107,7 +107,7 @@ class EarlyResults(Suppress):
         mark: Literal["early", "final"],
         out: Output,
     ) -> None:
-        # Nobody has heard of a deleted window without a result.
+        # A deleted window needs no tombstone if none of its results has been sent.
         if held.value is None and held.sent is None:
             return
         headers = out.headers

@@ -157,8 +157,8 @@ def _checked_untyped(value: Any, data: bytes) -> str:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a large integer or a Decimal can be inexact. JSON with Decimals as text is
-    # longer, by their quotation marks.
+    # Only a large integer or a Decimal can be inexact. A value with a Decimal is longer
+    # in JSON with Decimals as text, because of the quotation marks.
     has_large_integer = len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data) is not None
     if has_large_integer or (type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)):
         refuse_inexact_numbers(data)
@@ -198,7 +198,7 @@ def require_same(value: Any, decoded: Any, declare: str) -> None:
 
 
 def _other_type(value: Any, decoded: Any) -> str | None:
-    """The type of the first part that is decoded as another value."""
+    """The type of the first part of the value that is decoded as another value; None if there is no such part."""
     # NaN is not equal to itself, and a Decimal that is a signaling NaN cannot even be compared.
     try:
         if value == decoded or isinstance(value, float):

@@ -31,7 +31,7 @@ class Exact:
         return self._plus(other.mantissa, other.exponent)
 
     def _plus(self, mantissa: int, exponent: int) -> Exact:
-        # Shift the number with the larger exponent, so that no bit of the other is lost.
+        # Shift the number with the larger exponent, so that the other number loses no bits.
         if exponent >= self.exponent:
             return Exact(self.mantissa + (mantissa << (exponent - self.exponent)), self.exponent)
         return Exact((self.mantissa << (self.exponent - exponent)) + mantissa, exponent)
@@ -58,7 +58,7 @@ class Exact:
         # rebuilt state would differ.
         zeros = (mantissa & -mantissa).bit_length() - 1
         mantissa >>= zeros
-        # One bit more than the mantissa has, for its sign.
+        # Enough bytes for the bits of the mantissa and one bit for its sign.
         size = (mantissa.bit_length() >> 3) + 1
         exponent_bytes = (exponent + zeros).to_bytes(_EXPONENT_BYTES, signed=True)
         return exponent_bytes + mantissa.to_bytes(size, signed=True)

@@ -1,4 +1,4 @@
-"""Decides whether a record is late, and when a window is closed. Every operator and every group asks this module.
+"""Decides whether a record is late, and when a window is closed. All operators use these rules.
 
 *Stream time* is the largest event time so far, of late records and of the current record too
 (`engine/batch/stream_time.py` computes it). The rules are those of Kafka Streams, to the millisecond:
@@ -87,7 +87,7 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be, for a record of the left side and for one of the right side."""
+        """How many ms after a record its match may be: for a left record, and for a right record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,

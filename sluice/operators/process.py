@@ -65,7 +65,7 @@ class Process:
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def read_tables_with(self, read_row: ReadRow) -> None:
-        """Set the function by which the processor reads its tables; a table's number is the `side` of its rows."""
+        """Set the function that reads a table's row for the processor; a table's number is the `side` of its rows."""
         for table in self._context.tables.values():
             table.read_row = read_row
 
@@ -85,7 +85,7 @@ class Process:
         # Timers fire in the order of time, so those before the record come first.
         if key is not None and state.event:
             self._fire(state, key, row.before, out)
-            # The timers have reset the headers, because their results have none.
+            # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
         record_key = row.foreign if self._is_keyed_by else key
@@ -181,7 +181,7 @@ class Process:
         out: Output,
         reached: int | None = None,
     ) -> None:
-        """Fire the event timers that are due at `until`; `reached` is the stream time, by default the same."""
+        """Fire the event timers that are due at `until`; `reached` is the stream time, by default `until`."""
         now = until if reached is None else reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)

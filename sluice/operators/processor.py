@@ -139,7 +139,7 @@ class Journal:
 
 
 class Store(Generic[V]):
-    """A named key-value store. Each record key has its own entries and cannot see those of other keys.
+    """A named key-value store. Each record key has its own entries and cannot see other keys' entries.
 
     As in Kafka Streams, only `put` and `delete` change the store: `put` stores a copy of a list, a dict or another
     object that can be modified, and `get` and `items` return copies.
@@ -216,11 +216,11 @@ class Store(Generic[V]):
 
 
 ReadRow = Callable[[int, str], str | None]
-"""Reads the row with a key of the table with this number: JSON text, or None without a row."""
+"""Reads a table's row: takes the table's number and a key, returns JSON text, or None if there is no such row."""
 
 
 class ReadOnlyTable(Generic[V]):
-    """The rows of another table of the pipeline, as of the current record. Every worker has all of them."""
+    """The rows of another table of the pipeline, as of the current record. Every worker has all rows."""
 
     def __init__(self, number: int, value_type: Any) -> None:
         self._number = number
@@ -232,7 +232,7 @@ class ReadOnlyTable(Generic[V]):
     @overload
     def get(self, key: Any, default: V) -> V: ...
     def get(self, key: Any, default: V | None = None) -> V | None:
-        """The value of a key, which becomes its text if it is not a str. Returns `default` for a key without a row."""
+        """The value of a key. A key that is not a str is turned into text. Returns `default` if the key has no row."""
         text_of_key = key_text(key)
         value = None if text_of_key is None else self.read_row(self._number, text_of_key)
         return default if value is None else self._decode(value)
@@ -270,7 +270,7 @@ class ContextBase:
         self._state: KeyState
         self._out: Output
         self.key: str | None = ""
-        """The key of the stores and timers: that of the record, or the value of `by`."""
+        """The key of the stores and timers: the record's key, or the value of the argument `by`."""
         self.sent_key: str | None = ""
         self.time = -1
         """Event time of the record, or the time for which the timer was set, ms."""
@@ -336,7 +336,7 @@ class ContextBase:
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
         timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed;
-        its time must not be before that of the current record or timer.
+        its time must not be before the time of the current record or timer.
         A wall-clock timer fires at most once per batch, even if several periods have passed.
         """
         self._require_timers(name)
@@ -432,7 +432,7 @@ class ContextBase:
 
 
 class Context(ContextBase):
-    """What a `Processor` works with: stores, timers and outputs, for the key of the current record or timer."""
+    """The stores, timers and outputs of a `Processor`, for the key of the current record or timer."""
 
     def forward(
         self,
@@ -443,16 +443,16 @@ class Context(ContextBase):
         time: int | None = None,
         headers: HeadersArgument | None = None,
     ) -> None:
-        """Send a record to an output; a key that is not a str becomes its text.
+        """Send a record to an output; a key that is not a str is turned into text.
 
-        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` to those of the record. A
-        timer has none.
+        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` defaults to the record's
+        headers. A timer has no headers.
         """
         self._send(key, value, to, time, headers)
 
 
 class ValueContext(ContextBase):
-    """What a `ValueProcessor` works with: stores, timers and outputs. What it sends has the key of its input."""
+    """The stores, timers and outputs of a `ValueProcessor`. Its results have the key of the current record or timer."""
 
     def forward(
         self,
@@ -464,8 +464,8 @@ class ValueContext(ContextBase):
     ) -> None:
         """Send a record with the key of the current record or timer to an output.
 
-        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` to those of the record. A
-        timer has none.
+        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` defaults to the record's
+        headers. A timer has no headers.
         """
         self._send(self.sent_key, value, to, time, headers)
 
@@ -478,7 +478,7 @@ def _require_time(name: str, time: Any) -> None:
 class Processor(Protocol[V_contra]):
     """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
 
-    A record without a key is processed too. Using a store or setting a timer for it raises an error, which rejects it.
+    A record without a key is processed, too. If the code then uses a store or sets a timer, the record is rejected.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.
     """

@@ -33,7 +33,7 @@ class Waiting(msgspec.Struct, array_like=True):
     """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
     value, not the last value sent."""
     headers: str | None = None
-    """The headers of the record that caused the latest update, if the result is to have them."""
+    """The headers of the record that caused the latest update, if the result has these headers."""
 
 
 WaitingUpdates = dict[Bounds, Waiting]
@@ -96,7 +96,7 @@ class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
     Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`, and no tombstones.
-    The result has the headers of the window's last update or, until a window is final, of the record that closes it.
+    The result has the headers of the window's last update; with `window_final`, of the record that closes the window.
     Until a time limit: sends the latest value once stream time is `wait_ms` after the first update held back.
     `wait_ms`: the time limit, or how long a window stays open after its end: its grace, for sessions grace + gap.
     `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
@@ -161,7 +161,7 @@ class Suppress:
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
-            # The update replaces the one of the same key and window, and counts with its own size.
+            # The update replaces the buffered update of the same key and window, whose size may differ.
             self.shared.remove(waiting.since, row.key, window)
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)

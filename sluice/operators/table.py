@@ -41,7 +41,7 @@ class Latest(Timeless):
         if row.key is None:
             out.count("null_key")
             return
-        # The state has the old value.
+        # The old value is already in the state.
         if row.old:
             return
         if self.retracts and state.value is not None:

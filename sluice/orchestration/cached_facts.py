@@ -2,7 +2,7 @@
 
 A file is imported again when its content, the content of a module or file that it reads, or an
 environment variable that it reads has changed; with another version of Sluice or Python; and after
-an hour, because a file can depend on what nobody sees, such as the time.
+an hour, because a file can depend on something that is not recorded, such as the time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> 
 
 
 def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
-    """The facts of the pipeline with this name; None unless exactly one file has them in the cache."""
+    """The facts of the pipeline with this name; None unless the cache has such facts of exactly one file."""
     all_facts = [cached_facts(file, home) for file in pipeline_files(folder)]
     named = [facts for facts in all_facts if facts is not None and facts.name == name]
     return named[0] if len(named) == 1 else None
@@ -108,7 +108,7 @@ def _place(file: Path, home: Path) -> Path:
 
 @cache
 def _edition() -> str:
-    """Differs between versions of Sluice and Python, and after a change of Sluice's files in a checkout."""
+    """A text that differs between versions of Sluice and Python, and after a change of Sluice's files."""
     digest = hashlib.blake2b(f"{sluice.__version__} {sys.version}".encode(), digest_size=16)
     package = Path(sluice.__file__).parent
     for file in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What a pipeline's DAG needs to know about the pipeline, found in a process that imports its file.
+"""The facts about a pipeline from which its DAG is made, found in a process that imports the pipeline's file.
 
 This module imports nothing of Airflow, so that the process starts quickly.
 """

@@ -41,20 +41,20 @@ def log_at_levels(hook: SparkSubmitHook) -> None:
     def process_at_levels(lines: Iterable[str]) -> None:
         process(log.lines(lines))
 
-    # Airflow has no setting for either, so the hook's method is wrapped and its logger replaced.
+    # Airflow has no settings for the lines or their levels, so the hook's method and logger are replaced.
     hook._process_spark_submit_log = process_at_levels  # type: ignore[assignment]
     hook._log = log
 
 
 class _LogAtLevel:
-    """The logger of a hook, which calls `info` with each line before it takes the next."""
+    """The logger of a hook. The hook calls `info` with each line before it takes the next line."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self._level = logging.INFO
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines of a driver without noise, each of which is logged at its level until the next is taken."""
+        """The lines of a driver without noise, each of which is logged at its level until the next line is taken."""
         for line, level in levels(line for line in lines if not is_noise(line)):
             self._level = level
             yield line
@@ -79,15 +79,15 @@ def levels(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
         if own_level is not None:
             level, is_in_traceback = own_level, line.startswith(_TRACEBACK)
         elif not line[:1].isspace() and not line.startswith(_CONTINUED):
-            # The first line of a traceback that is not indented is the exception. The next one is
-            # something else.
+            # The first line of a traceback that is not indented is the exception. The next line
+            # is something else.
             level = level if is_in_traceback else logging.INFO
             is_in_traceback = False
         yield line, level
 
 
 def _own_level(line: str) -> int | None:
-    """The level that a line states; None if it states none."""
+    """The level that a line states; None if it states no level."""
     stated = _OF_SLUICE.match(line) or _OF_SPARK.match(line)
     if stated is not None:
         return _LEVELS.get(stated[1].upper())

@@ -59,7 +59,7 @@ def _begin_offsets(ledger: Ledger) -> Offsets:
 def retention_dag() -> DAG:
     """Once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes.
 
-    Batches whose records the topics no longer have become one batch of the history.
+    In the history, batches whose records are no longer in the topics are merged into one batch.
     """
     with DAG(
         "sluice_retention",

@@ -60,8 +60,8 @@ class SluiceOperator(SparkSubmitOperator):
 
     `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM
     also gets the optimizing compiler. `databases` are the connections of the databases whose tables
-    the pipeline writes. If Airflow does not have one, the driver reads the environment variable
-    `SLUICE_CONNECTION_NAME`.
+    the pipeline writes. If Airflow does not have such a connection, the driver reads the
+    environment variable `SLUICE_CONNECTION_NAME`.
 
     Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a
     replay, `from` and `until`.
@@ -151,7 +151,7 @@ class SluiceOperator(SparkSubmitOperator):
             raise
 
     def _database_urls(self) -> dict[str, str | None]:
-        """Connection → the URL of its database; None or empty if Airflow does not have the connection."""
+        """Connection → the URL of its database; None or an empty text if Airflow does not have the connection."""
         return {name: database_url(name) for name in self.databases}
 
     def get_openlineage_facets_on_start(self) -> Lineage:

@@ -74,7 +74,7 @@ class Burst:
         No event is due while a driver runs. `is_lasting`: the last run has failed with an error
         that would end the same run again.
         """
-        # A run could not read what an open transaction holds back.
+        # A run could not read the records that an open transaction holds back.
         if lag.readable == 0:
             self._seen, self._fired, self._unanswered_since, self.attempts = None, None, None, 0
             return False
@@ -149,7 +149,7 @@ class DueTimers:
         return True
 
     def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
-        """Expect a run, also one for records, to fire the timer if it is due."""
+        """Note that a run, also a run that is started for records, will fire the timer if the timer is due."""
         if next_timer is not None and next_timer <= clock_ms:
             self._attempts = self._attempts + 1 if next_timer == self._fired else 1
             self._fired, self._busy_at = next_timer, now
@@ -184,8 +184,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     It also fires when one of the pipeline's timers on the wall clock is due.
 
-    By default, it does not wait for the end of a burst: the run that it starts reads what has
-    arrived until Spark has started, which takes seconds. With `settle_seconds`, it waits until no
+    By default, it does not wait for the end of a burst: the run that it starts reads all records
+    that arrive until Spark has started, which takes seconds. With `settle_seconds`, it waits until no
     record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
@@ -323,7 +323,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
 
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
-        """The failure of a pipeline whose run Airflow does not start; None if it has not waited long for it."""
+        """The failure of a pipeline whose run Airflow does not start; None if it has not waited long."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
         # A run that has failed before a driver had the lease has started.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.at >= since):
@@ -347,7 +347,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
-    """The failure of a pipeline whose records a transaction has held back for long; None if none has."""
+    """The failure of a pipeline whose records a transaction has held back for long; None if there is no such one."""
     now = datetime.now(UTC)
     since = held.since(lag, now)
     if since is None or (now - since).total_seconds() <= HELD_SECONDS:

@@ -117,7 +117,7 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
 def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
     workers = ledger.generations.workers(newest.pipeline)
     registered = ledger.standbys.of(newest.pipeline)
-    # A worker that the pipeline no longer has may have left its standby.
+    # The ledger may still list the standby of a worker that the pipeline no longer has.
     standbys = [registered[worker.number] for worker in workers if worker.number in registered]
     batches = [standby.batch for standby in standbys if standby.copied_generation == newest.ref]
     if not batches or len(batches) < len(standbys):

@@ -129,8 +129,8 @@ class Catalogue:
         pipeline = store.pipeline
         newest = await self.newest(pipeline)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
-            # The cached snapshot can be a moment old; only a fresh one proves that the bound is not
-            # reached.
+            # The cached snapshot can be a moment old; only a fresh snapshot proves that the bound is
+            # not reached.
             newest = await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock())
         if newest is None:
             raise NotReady(f"Pipeline {pipeline!r} has published nothing yet.")

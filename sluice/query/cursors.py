@@ -12,7 +12,7 @@ import msgspec
 from sluice.errors import QueryError
 
 SECRET = "cursors"
-"""Name of the key in the ledger, shared so that every server accepts another server's cursors."""
+"""Name of the signing key in the ledger. All servers share the key, so each accepts the others' cursors."""
 
 _SIGNATURE_BYTES = 16
 

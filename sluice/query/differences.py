@@ -1,4 +1,4 @@
-"""How a store's entries differ between two snapshots, of the same generation or of two."""
+"""Compares a store's entries at two snapshots, which may belong to different generations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Differences:
     examples: list[Difference] = field(default_factory=list)
 
     def add(self, kind: Kind, old: Entry | None, new: Entry | None, most_examples: int) -> None:
-        """Count a difference, and keep it as an example unless there are enough of its kind."""
+        """Count a difference, and keep it as an example unless there are enough examples of its kind."""
         number = getattr(self, kind) + 1
         setattr(self, kind, number)
         entry = old or new

@@ -21,8 +21,8 @@ PublishedChecksum = Callable[[int], tuple[int, str] | None]
 checksum of a shard's state rows at the returned batch; None if there is no such batch."""
 
 HOLD_SECONDS = 0.05
-"""How long look-ups share one read transaction of SQLite. Its beginning and end take longer than a
-look-up."""
+"""How long look-ups share one read transaction of SQLite. Beginning and ending a transaction takes
+longer than a look-up."""
 
 # Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not
 # make them faster. Look-ups have threads of their own, so that they do not wait for scans.
@@ -45,7 +45,7 @@ class LocalWorker:
         self._held_shard: LocalShard | None = None
         self._held_as_of = -1
         """The newest batch that the held read transaction surely contains: the batch of the look-up
-        that began it."""
+        that began the transaction."""
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
@@ -73,7 +73,7 @@ class LocalWorker:
         """Hold the shard for look-ups of a batch.
 
         Returns False if the shard's file has been removed or replaced. A hold that began before a
-        batch was published does not have the batch, so a newer batch needs a new hold.
+        batch was published does not show the batch, so a newer batch needs a new hold.
         """
         if self._held_shard is shard and as_of <= self._held_as_of:
             return True

@@ -39,7 +39,7 @@ MAX_ENTRIES = 100_000
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A query that every shard can execute."""
 MANY = 2_000
-"""Results of more entries are merged in another thread, so that the event loop is not blocked."""
+"""More entries than this are merged in another thread, so that the merge does not block the event loop."""
 
 
 class Reader:
@@ -63,7 +63,7 @@ class Reader:
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
-            # A snapshot that retention has removed looks like one without the key.
+            # A snapshot that retention has removed looks like a snapshot without the key.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
             return Answer(pin, (status,), [])
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
@@ -222,7 +222,7 @@ class Reader:
         return tuple(status for _, status in results)
 
     async def _query_owner(self, pin: Pin, key: str, query: Query[T]) -> tuple[T, WorkerStatus]:
-        # Every worker has the whole table.
+        # Every worker has the whole global table, so any worker can answer.
         if pin.store.kind == "global":
             result, statuses = await self._query_any(pin.workers, query)
         else:
@@ -257,7 +257,7 @@ class Reader:
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
         """Query one worker after the other until one is available: a global table is the same on every worker.
 
-        Their standbys come last.
+        The workers' standbys are queried last.
         """
         unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):

@@ -66,7 +66,7 @@ class OpenWorkers(Generic[W]):
     def get(self, key: Hashable) -> W | None:
         """The open worker with this key; None if it is not open, so that the caller adds it.
 
-        It counts as used now.
+        The worker counts as used now.
         """
         self._used[key] = self._clock()
         return self._workers.get(key)
@@ -118,7 +118,7 @@ class Workers:
         return isinstance(self._worker(info), LocalWorker)
 
     async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The result as a list of one, and the worker's status.
+        """The result, as a list with one element, and the worker's status.
 
         If the worker is unavailable, its standby is queried. The list is empty if the standby does
         not have the query's snapshot, or is unavailable too.
@@ -142,7 +142,7 @@ class Workers:
         return result, WorkerStatus(info.number, "ok", status.reason, standby=True)
 
     async def execute_at(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The worker's own result as a list of one, empty if the worker is unavailable, and its status."""
+        """The worker's own result, as a list with one element (empty if it is unavailable), and the worker's status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         # The token must reach only servers that are registered in the ledger.
@@ -197,7 +197,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Describes a standby that does not have the query's snapshot; empty without a standby."""
+    """Describes a standby that does not have the query's snapshot; an empty text if there is no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

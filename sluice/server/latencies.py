@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sluice.state.ledger.measurements import Labels, Measurement, duration
 
 _NAMES = {"/local": "shard", "/sluice": "rest", "/v1": "route"}
-"""The first segment of a path → what is asked for."""
+"""The first segment of a request's path → the kind of request, as the metric's label names it."""
 
 
 class Latencies:

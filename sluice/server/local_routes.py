@@ -250,7 +250,7 @@ class LocalApp:
         await self._on(request, lambda shard: shard.seal(sealed=sealed))
 
     async def _on(self, request: Request, do: Callable[[LocalShard], T]) -> T:
-        """The result of a function for the request's shard, which is opened in another thread."""
+        """Open the request's shard in another thread, and return the result of `do` for it."""
         address = await self._shards.location(*_shard(request))
 
         def run() -> T:

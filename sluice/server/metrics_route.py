@@ -26,7 +26,7 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current metrics; without the unread records if Kafka does not answer."""
+    """Answers every request with the current metrics, but without the numbers of unread records if Kafka is away."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class MetricsApp:
         await response(scope, receive, send)
 
     async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
-        """The lags by pipeline, and why they are unknown."""
+        """Pipeline → its lag; if the lags are unknown, no lags and the reason."""
         try:
             return await self._services.lag(figures.positions), ""
         except BrokersUnreachable as error:

@@ -55,13 +55,13 @@ class ServedShards:
 
     @property
     def card(self) -> Card:
-        """What this server says about itself."""
+        """The card with this server's address, database and identity."""
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving.
 
-        Raises Refused if another server has it.
+        Raises Refused if another server has the shard.
         """
         if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")

@@ -87,8 +87,8 @@ def claim(
 ) -> None:
     """Place workers on this server.
 
-    It must listen already, because readers will send their token to its address. Raises Refused if
-    there is no such worker, if it is on another server, or if its state is on another host.
+    The server must already listen, because readers will send their token to its address. Raises
+    Refused if there is no such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
     most = max((len(info.workers) for info in generations), default=None)
@@ -155,7 +155,7 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
             f"{place.host_port} leads to another state server, not to this one.",
             next_step=_GIVE_A_NAME,
         )
-    # The proof shows that no other server is there, unless every host has this address.
+    # The proof shows that no other server has this address, unless every host has the address, such as 127.0.0.1.
     takes_over = options.take_over or not _is_loopback(options.name)
     ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
 

@@ -67,7 +67,7 @@ class TokenRequired:
             return
         refusal = unauthorized("Send the token that the server was started with as Authorization: Bearer.")
         # The server does not wait for the rest of the request, because anyone can send an endless
-        # one.
+        # request.
         refusal.headers["Connection"] = "close"
         await refusal(scope, receive, send)
 

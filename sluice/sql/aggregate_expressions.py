@@ -35,7 +35,7 @@ class SplitAggregate:
 def split_aggregate(text: str) -> SplitAggregate | str:
     """Split an aggregate into functions that take one record at a time.
 
-    Returns the SQL of the call if Sluice does not have a function of the aggregate.
+    Returns the SQL of the first call for which Sluice has no function, if there is such a call.
     """
     functions: dict[AggregateFunction, str] = {}
     replaced: list[tuple[TextPart, str]] = []
@@ -72,7 +72,7 @@ _NAMED_FUNCTIONS = {
 
 
 def _function(call: Call) -> AggregateFunction | None:
-    """The function of a call; None if Sluice does not have it."""
+    """Sluice's function for a call; None if Sluice has no such function."""
     tree = call.tree()
     name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
     arguments = [argument.text for argument in call.arguments]
@@ -113,7 +113,7 @@ def _function_of_one(
     arguments: Sequence[str],
     quantifier: str,
 ) -> tuple[str, str, tuple[float, ...]] | None:
-    """The name, argument and parameters of Sluice's function for a function of one column; None if it has none."""
+    """Name, argument and parameters of Sluice's function for a function of one column; None if there is no such one."""
     first, *more = arguments
     match name:
         case "top":
@@ -141,7 +141,7 @@ def _function_of_one(
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages in the text, and whether it is an array. Returns none if any is not a constant from 0 to 1."""
+    """The percentages in the text, and whether it is an array. If one is no constant from 0 to 1, no percentages."""
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
     percentages: list[float] = []
@@ -157,7 +157,7 @@ def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
 
 
 def require_supported(text: str, where: str) -> None:
-    """Raise TopologyError if Sluice does not have a function of an aggregate."""
+    """Raise TopologyError if Sluice has no function for an aggregate in the expression."""
     call = split_aggregate(text)
     if isinstance(call, str):
         name = call.partition("(")[0].strip().lower()

@@ -36,7 +36,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
         return values
     if to == "STRING":
         return _texts(values, of)
-    # Through text, to the nearest double, which a direct cast may miss.
+    # A cast through text gives the nearest double, which a direct cast may miss.
     if is_decimal(of) and to == "DOUBLE":
         return values.cast(pa.string()).cast(wanted)
     if is_integer(of) and is_decimal(to):
@@ -80,7 +80,7 @@ def _times_from_seconds(seconds: pa.Array) -> pa.Array:
     """Times from seconds since 1970. As in Spark, seconds outside the possible times give the first or last time."""
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
-    # The product of larger seconds would overflow.
+    # The seconds are limited first, because the product of larger numbers would overflow.
     not_late = pc.min_element_wise(seconds, most, skip_nulls=False)
     limited = pc.max_element_wise(not_late, -most, skip_nulls=False)
     micros = pc.multiply(limited, 10**6)
@@ -97,7 +97,7 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return time_text(values)
         case "DATE":
             return date_text(values)
-    # Arrow writes small numbers with an exponent.
+    # Arrow would write small numbers with an exponent, so Python writes them.
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
         texts = [None if number is None else f"{number:f}" for number in values.to_pylist()]
         return pa.array(texts, pa.string())
@@ -392,7 +392,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
         try:
             return Result(values.cast(pa.date32()))
-        # Such as February 30.
+        # A text, such as February 30, is not a date.
         except pa.ArrowInvalid:
             pass
     days = map_rows(_days, [values], pa.int32(), len(values))

@@ -132,7 +132,7 @@ def _column(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     column, *path = (part.name for part in expression.node.parts)
     values = evaluation.columns[column]
     for name in path:
-        # A list of one name, because Arrow would read the text `.a` as a path.
+        # The name is in a list, because Arrow would read a text such as `.a` as a path.
         values = pc.struct_field(values, [name])
     return Result(values)
 
@@ -162,7 +162,7 @@ def _condition(
     *,
     until: bool,
 ) -> Result:
-    """AND or OR. Where the left side decides, Spark does not compute the right one."""
+    """AND or OR. Where the left side decides, Spark does not compute the right side."""
     left, right = evaluation.arguments(expression)
     right_failed = right.failed
     if right_failed is not None:
@@ -188,7 +188,7 @@ def _value_where(
 ) -> Result:
     """The value in rows where a condition is true, else null. The value is computed only for these rows."""
     passed = mask_of(condition.values, evaluation.count)
-    # Nothing would be saved by taking out the rows.
+    # If all rows pass, or the value has no parts to compute, selecting the rows saves nothing.
     if passed.all() or not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
@@ -228,7 +228,7 @@ def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
-    """One of two values per row; the second where the condition is null."""
+    """For each row: `true` where the condition is true, `false` where the condition is false or null."""
     passed = pc.fill_null(condition.values, False)
     failed = None
     if true.failed is not None or false.failed is not None:
@@ -341,7 +341,7 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    # Without its sign, the type's least number is too large.
+    # A literal is read with its sign, because the type's least number does not fit the type without the sign.
     if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)

@@ -33,7 +33,7 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
 
 
 def _plain_values(values: pa.Array) -> list[Any]:
-    """The values as Python's, with maps as dicts."""
+    """The values as Python values, with maps as dicts."""
     python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
     return python_values
 
@@ -41,7 +41,7 @@ def _plain_values(values: pa.Array) -> list[Any]:
 def _text(value: Any) -> str | None:
     try:
         return key_text(value)
-    # NaN or infinity, which cannot be a key.
+    # The value contains NaN or infinity, so it cannot be a key.
     except ValueError:
         return None
 

@@ -14,7 +14,7 @@ from sluice.sql.arrow_values import Mask, Result, Value, array_of, mask_of, vali
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
     """For each row, a list of the values that the arrays have in this row."""
     # Arrow stores the elements of all lists one after the other: the first values of
-    # all arrays, then the second ones.
+    # all arrays, then the second values of all arrays.
     width = len(values)
     elements = pa.chunked_array(values).combine_chunks()
     order = pa.array(np.arange(count * width).reshape(width, count).T.reshape(-1))
@@ -87,7 +87,7 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Whether a list has an element. Null if no element is equal and one is null, since that might be equal."""
+    """Whether a list contains the value. Null if no element is equal but an element is null, as that may be equal."""
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
     is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)
@@ -112,7 +112,7 @@ def _rows_of_elements(lists: pa.Array) -> Any:
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of these elements, null and as long as the lists in `like`."""
+    """Lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -68,7 +68,7 @@ def aggregates(node: exp.Expr) -> bool:
 
 
 def function_name(function: exp.Func) -> str:
-    """The name in lower case; for a function with several names, the one that sqlglot prefers."""
+    """The name in lower case; for a function with several names, the name that sqlglot prefers."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 
@@ -140,7 +140,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     function = _part(text, tokens[at].start, tokens[end].end + 1)
     try:
         function.tree()
-    # Such as `IN (1, 2)`.
+    # The text is not a call, such as `IN (1, 2)`.
     except SqlglotError:
         return None
     first, last, quantifier, nulls = at + 2, end, "", ""

@@ -22,14 +22,14 @@ class SparkSQL(Spark):
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
 
     class Parser(Spark.Parser):  # type: ignore[valid-type, misc]
-        """Leaves the formats of times as the author wrote them. sqlglot would translate them, and lose differences."""
+        """Leaves the formats of times as the author wrote them. sqlglot would translate different formats alike."""
 
         FUNCTIONS = {name: of for name, of in Spark.Parser.FUNCTIONS.items() if name.lower() not in UNTRANSLATED}  # noqa: RUF012
 
 
 @cache
 def tree_of(text: str) -> exp.Expr:
-    """The parsed expression. It is cached, so copy it before changing it. Raises what `sqlglot.parse_one` raises."""
+    """The parsed expression. It is cached, so copy it before changing it. Raises the errors of `sqlglot.parse_one`."""
     return sqlglot.parse_one(text, dialect=SparkSQL)
 
 

@@ -74,7 +74,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         if isinstance(node, exp.Func):
             _require_repeatable(node, where)
             _require_of_record(node, where)
-        # A batch is computed again after a crash, so that a result must not change with the clock.
+        # A batch is computed again after a crash, so its results must not depend on the clock.
         elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, types):
             raise TopologyError(
                 f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
@@ -242,7 +242,7 @@ def _counts_one_field(node: exp.Distinct) -> bool:
 
 
 def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if a function of texts takes bytes, of which Spark would replace those that are not UTF-8."""
+    """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
     kinds = {part: _kind(part, types) for part in parts}
     # The concatenation of bytes only is bytes again, not text.
@@ -282,7 +282,7 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _kind(node: exp.Expr, types: Mapping[str, str]) -> str:
-    """The type of an expression's result if it is certain, otherwise empty."""
+    """The type of an expression's result; an empty text if the type is not certain."""
     kind = type_expression(node, types).type
     if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
         return "NULL"

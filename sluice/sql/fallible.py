@@ -1,8 +1,8 @@
 """Find the author's expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query. Expressions that can
-fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only their record fails. All others are computed
-directly. Text made of bytes that are not UTF-8 fails too: Spark would replace these bytes.
+fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only their record fails. All other expressions
+are computed directly. Text made of bytes that are not UTF-8 fails too: Spark would replace these bytes.
 """
 
 from __future__ import annotations

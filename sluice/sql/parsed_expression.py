@@ -50,7 +50,8 @@ class ParsedExpression:
     def on_results(self, results: Mapping[str, str]) -> str:
         """The same expression with every name of an intermediate result replaced by `results[name]`.
 
-        The author did not choose such a name. A field that would be named after it gets a number, as in Spark.
+        The author did not choose such a name. A field of the result that would be named after it is numbered, as in
+        Spark: `col1`.
         """
         return self._replaced(results, lambda _, naming: naming.number)
 
@@ -78,8 +79,8 @@ class _Naming:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Spark also names a field after the field read from a struct. Spark's
-        # optimizer removes the extra struct.
+        # Where AS is not allowed, the value is read from a field of an extra struct: Spark names
+        # the result's field after this field. Spark's optimizer removes the extra struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
@@ -100,7 +101,7 @@ def parse(text: str) -> ParsedExpression:
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
-    # In the order of the text, in which `on` replaces them.
+    # Sorted by their positions in the text, because `on` replaces them in this order.
     names = sorted(map(_position, tree.find_all(exp.Column)), key=lambda name: name[1])
     is_aggregate = any(map(aggregates, tree.walk()))
     return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
@@ -120,7 +121,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 
 
 def _with_backticks(text: str) -> str:
-    """The text with backticks around words such as `größe`: sqlglot can parse them without, Spark cannot."""
+    """The text with backticks around words such as `größe`: sqlglot, unlike Spark, parses them without backticks."""
     out, end = [], 0
     with suppress(SqlglotError):
         for token in tokens_of(text):
@@ -255,7 +256,7 @@ def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
             if not isinstance(column, exp.Column) or len(column.parts) > 1:
                 continue
             _, start, _ = _position(column)
-            # The field is named with AS, or by named_struct.
+            # A field that is named with AS, or by named_struct, is not named after the column.
             start_of_name = start if value is column else None
             if isinstance(part, exp.PropertyEQ) and part.this.meta.get("start") != start_of_name:
                 continue

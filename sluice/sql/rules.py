@@ -43,7 +43,7 @@ from sluice.values.sql_types import (
 )
 
 Kinds: TypeAlias = tuple[str, ...]
-"""The types of a function's arguments; empty if unknown."""
+"""The types of a function's arguments; an empty text for an argument of an unknown type."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Signature:
     """What a function does with arguments of certain types."""
 
     type: str = ""
-    """The Spark SQL type of the result; empty if unknown."""
+    """The Spark SQL type of the result; an empty text if the type is unknown."""
     operands: Kinds | None = None
     """The types to which the arguments are converted; None if only Spark computes the function for them."""
     fails: bool = False
@@ -62,7 +62,7 @@ class Signature:
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "all"]
-"""How Spark computes arguments: in order until an argument is null, the same from the last argument, or all of them."""
+"""The arguments that Spark computes: from the first one, or from the last one, until an argument is null; or all."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function with these types. With `of_any`, converting arguments to these types cannot fail."""
+    """A function with these types. `of_any`: it also takes other types, whose conversion to these cannot fail."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
@@ -134,7 +134,7 @@ def _exactly(result: str, *allowed: Kinds) -> Resolve:
 
 
 def _fits(kind: str, operand: str) -> bool:
-    """Whether Spark converts a value of a type to another one without a loss."""
+    """Whether Spark converts a value of type `kind` to type `operand` without a loss."""
     return kind == operand or common_type((kind, operand)) == operand
 
 
@@ -202,7 +202,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_chain or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # IN UNNEST(...), or a query.
+    # The options of IN come from UNNEST(...) or from a query.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
@@ -231,7 +231,7 @@ def _extreme(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _if(node: exp.Expr, kinds: Kinds) -> Signature:
     condition, *branches = kinds
-    # A branch of CASE, or IF without ELSE.
+    # A branch of CASE, or an IF without ELSE, gives null if the condition is not true.
     if len(branches) == 1:
         branches = [*branches, VOID]
     choice = _choice(node, tuple(branches))
@@ -343,7 +343,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The remainder with the sign of the divisor, of whole numbers only, because Spark may round others."""
+    """The remainder with the sign of the divisor, of whole numbers only, because Spark may round other numbers."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     if not is_integer(kind):
         return Signature(fails=True)
@@ -351,7 +351,7 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """An operation on the bits of whole numbers. Not in a chain, which Spark and sqlglot group in different ways."""
+    """An operation on the bits of whole numbers. Spark computes chains, which sqlglot groups differently."""
     kind = common_type(kinds)
     is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
     if not is_integer(kind) or is_chain:
@@ -494,7 +494,7 @@ def is_plain_time(text: str, kind: str) -> bool:
         return False
     try:
         return datetime.fromisoformat(text) is not None
-    # Such as February 30.
+    # The text has the form of a date but is not a date, such as February 30.
     except ValueError:
         return False
 
@@ -590,7 +590,7 @@ def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def json_problem(kind: str) -> str:
-    """Why only Spark writes the JSON of a type; empty if Arrow writes it."""
+    """Why only Spark writes the JSON of a type; an empty text if Arrow writes it."""
     if parts := _parts_of(kind):
         return next(filter(None, map(json_problem, parts)), "")
     if kind in _IN_JSON or is_decimal(kind):
@@ -599,7 +599,7 @@ def json_problem(kind: str) -> str:
 
 
 def key_problem(kind: str) -> str:
-    """Why only Spark makes the texts of keys of a type; empty if Arrow makes them."""
+    """Why only Spark makes the texts of keys of a type; an empty text if Arrow makes them."""
     if json_problem(kind):
         return f"a key of type {kind or 'that is unknown'}"
     names = [name.lower() for name in struct_fields(kind)]
@@ -755,7 +755,7 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
     """A cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
-    # A text may be no date.
+    # The cast of a text that is not a date fails.
     fails = not is_known or kinds == ("STRING",)
     return Signature("DATE", kinds if is_known else None, fails=fails)
 
@@ -795,7 +795,7 @@ def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     length = node.args.get("length")
-    # Spark's sha2 gives null for other lengths, and takes 0 for 256.
+    # Spark's sha2 gives null for other lengths, and reads the length 0 as 256.
     is_usual = length is None or length.name in ("0", "224", "256", "384", "512")
     is_known = kinds[0] in ("STRING", "BINARY") and is_usual
     return Signature("STRING", kinds if is_known else None, fails=not is_known)

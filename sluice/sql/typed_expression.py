@@ -23,9 +23,9 @@ from sluice.sql.types import VOID, Types
 from sluice.values.sql_types import struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
-"""The key of SQL made by `value_json`. No function has this name."""
+"""The `key` of an expression that is SQL made by `value_json`. No function has this name."""
 PATH_ELEMENT = "(the index of an element in a path)"
-"""The key of SQL made by `row_order.element_sql`."""
+"""The `key` of an expression that is SQL made by `row_order.element_sql`."""
 _LONGEST = 80
 
 
@@ -38,11 +38,11 @@ class TypedExpression:
     """The key of the expression's rule in the table."""
     signature: Signature
     parts: tuple[TypedExpression, ...]
-    """The arguments."""
+    """The arguments of the expression."""
 
     @property
     def type(self) -> str:
-        """The Spark SQL type of the result; empty if unknown."""
+        """The Spark SQL type of the result; an empty text if the type is unknown."""
         return self.signature.type
 
     @property

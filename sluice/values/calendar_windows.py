@@ -22,7 +22,7 @@ _FIRST_MONDAY = 4 * _DAY
 """5 January 1970, a local time."""
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
-"""Python's calendar ends soon after this time; later times have the same distance from UTC."""
+"""Python's calendar ends soon after this time; later times are taken to have the same distance from UTC."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 """The calendar repeats every 400 years."""
 
@@ -62,12 +62,13 @@ class Period:
 
 @dataclass(frozen=True)
 class CalendarWindow:
-    """Windows `[start, end)` of `periods` consecutive periods of the calendar; one begins with each period.
+    """Windows `[start, end)` of `periods` consecutive periods of the calendar; a window begins with each period.
 
     Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks from Monday, 5
-    January, months and years from January, each plus the offset. A period that would begin when the clocks are set
-    forward begins as much later as they skip. A period that begins twice, because the clocks are set back, begins the
-    first time. A period that the clocks skip has no window.
+    January, months and years from January, each plus the offset. If the clocks
+    are set forward over the beginning of a period, the period begins later by the time that they skip. If the clocks
+    are set back and show the beginning twice, the period begins the first time. A period that the clocks skip has no
+    window.
     """
 
     period: Period
@@ -122,14 +123,14 @@ class CalendarWindow:
         return self.start_of(number), self.start_of(number + self.periods)
 
     def exists(self, number: int) -> bool:
-        """Whether the clocks do not skip the period."""
+        """Whether the period exists, because the clocks do not skip it."""
         # In a zone that changes its side of the date line, such as Samoa in
         # 2011, the clocks skip a whole day.
         return self.start_of(number) < self.start_of(number + 1)
 
     @cached_property
     def start_of(self) -> Callable[[int], int]:
-        """The instant at which a period begins. Each row asks for the same few periods."""
+        """The instant at which a period begins. It is cached, because each row asks for the same few periods."""
         return lru_cache(maxsize=10_000)(self._computed_start)
 
     def _computed_start(self, number: int) -> int:
@@ -139,11 +140,11 @@ class CalendarWindow:
             local = self._first + number * self.period.ms
         clock = _EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))
         # For a time that the clocks skip, Python takes the distance from UTC before the change; for
-        # a time that comes twice, that of the first time.
+        # a time that the clocks show twice, the distance of the first time.
         return local - _in_ms(clock.replace(tzinfo=_zone(self.zone)).utcoffset())
 
     def __getstate__(self) -> dict[str, Any]:
-        # The cache stays in its process.
+        # The cache is not pickled, because each process has its own.
         return {name: value for name, value in vars(self).items() if name != "start_of"}
 
     def __str__(self) -> str:

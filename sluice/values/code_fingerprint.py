@@ -32,7 +32,7 @@ def code_fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
-    # Functions may call each other, so that a description would have no end.
+    # Functions may call each other, so without this their descriptions would never end.
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -113,7 +113,7 @@ def _syntax_text(value: FunctionType | type) -> str:
         return f"{name} {value.__code__.co_names} {plain}"
 
 
-# The tests of a pipeline describe the same functions for each driver.
+# Cached, because a pipeline's tests describe the same functions for each driver.
 @functools.lru_cache(maxsize=1_000)
 def _text_of_source(source: str) -> str:
     return _node_text(ast.parse(textwrap.dedent(source)).body[0])
@@ -145,7 +145,7 @@ def _node_text(node: ast.AST) -> str:
     """A syntax tree as text, without docstrings and without empty fields, which differ between versions of Python."""
     fields = []
     for name, value in ast.iter_fields(node):
-        # The field says only whether a string has the prefix u.
+        # The field `kind` says only whether a string has the prefix u.
         if name == "kind":
             continue
         if name == "body" and isinstance(node, _DOCUMENTED) and _has_docstring(value):

@@ -197,7 +197,7 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
 
 
 def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
-    """The tag and fields of a class, or of all members of a union: a value has null in place of others' fields."""
+    """The tag and fields of a class, or of all members of a union: a value has null in other members' fields."""
     if len(kinds) == 1:
         return _fields_of_class(kinds[0], where)
     types: dict[str, str] = {}
@@ -219,7 +219,7 @@ def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
 
 
 def _require_different(name: str, others: Iterable[str], where: str) -> None:
-    """Raise TopologyError if Spark SQL, which ignores case, cannot tell the field from another."""
+    """Raise TopologyError if Spark SQL, which ignores case, cannot tell the field from another field."""
     for other in others:
         if other != name and other.lower() == name.lower():
             raise TopologyError(
@@ -246,7 +246,7 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
                 next_step="Rename it.",
             )
         types[field.encode_name] = _sql_type(field.type, name)
-        # msgspec.inspect leaves UNSET out of types and defaults.
+        # msgspec.inspect does not report UNSET: a field that is not required and has no default has UNSET.
         if isinstance(kind, inspect.TypedDictType) and not field.required and not _allows_none(field.type):
             raise TopologyError(
                 f"{name}: a row has every field, so a field that may be left out is None in Python functions.",

@@ -1,4 +1,4 @@
-"""The headers of a dead letter: the headers of the rejected record, then Sluice's, which no producer can forge.
+"""The headers of a dead letter: the rejected record's headers, then Sluice's headers, which no producer can forge.
 
 Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written as
 `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
@@ -12,7 +12,7 @@ _ORIGINAL = "sluice.original."
 
 
 def escaped(name: str) -> str:
-    """The name in a dead letter of a header that the rejected record had."""
+    """The name that a header of the rejected record gets in the dead letter."""
     return f"{_ORIGINAL}{name}" if name.startswith(PREFIX) else name
 
 

@@ -45,7 +45,7 @@ class Not(Wrapper):
 
 
 class Chooses(Wrapper):
-    """Whether the author's function chooses one of these topics."""
+    """A condition: the author's function chooses one of these topics for the record."""
 
     def __init__(self, function: Callable[..., Any], topics: tuple[str, ...]) -> None:
         super().__init__(function)

@@ -24,7 +24,7 @@ _encode_headers = msgspec.json.Encoder().encode
 class Headers:
     """The headers of a record: names with values in bytes, in order. A name can occur several times.
 
-    Headers do not change: `set`, `add` and `remove` return new ones. A text becomes UTF-8.
+    Headers do not change: `set`, `add` and `remove` return new Headers. A value given as text is encoded in UTF-8.
     """
 
     __slots__ = ("_json", "_pairs")
@@ -53,7 +53,7 @@ class Headers:
         return self._json
 
     def get(self, name: str) -> bytes | None:
-        """The value of the last header with this name; None without one."""
+        """The value of the last header with this name; None if there is no such header."""
         for each, value in reversed(self._decoded):
             if each == name:
                 return value
@@ -65,15 +65,15 @@ class Headers:
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """These headers, with one header of this name in place of all others of the name; it comes last."""
+        """These headers without those of this name, and a new header of this name at the end."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:
-        """These headers, and a further one at the end."""
+        """These headers, and a new header at the end."""
         return Headers((*self._decoded, (name, value)))
 
     def remove(self, name: str) -> Headers:
-        """These headers without those of this name."""
+        """These headers, without the headers of this name."""
         return Headers(pair for pair in self._decoded if pair[0] != name)
 
     @property

@@ -13,7 +13,7 @@ def is_host(text: str) -> bool:
     """Whether the text is the name of a host or an IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
-    # A scope is the name of an interface of one host, and means nothing on another.
+    # A scope is the name of an interface of one host, and means nothing on another host.
     try:
         return IPv6Address(text).scope_id is None
     except AddressValueError:
@@ -21,7 +21,7 @@ def is_host(text: str) -> bool:
 
 
 def _url_host(host: str) -> str:
-    """The host as URLs contain it."""
+    """The host as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -1,4 +1,7 @@
-"""What a file reads while it is imported, so that a later process knows whether it would read the same again."""
+"""Records which files and environment variables the import of a file reads.
+
+A later process can then tell whether an import would read the same.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from typing import Any
 import msgspec
 
 _UNSTABLE = ("/proc/", "/sys/")
-"""What is below these folders differs each time that it is read."""
+"""Files below these folders are not recorded, because their contents differ at each read."""
 _SETTLED_SECONDS = 2.0
-"""A file that was changed this recently may change again within the resolution of its time."""
+"""A file changed more recently than this may change again without a new modification time, which is not precise."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """The files and environment variables that an import has read."""
 
     files: dict[str, str]
-    """Path → the digest of its content; empty if the file was not there."""
+    """Path → the digest of the file's content; an empty text if there was no such file."""
     variables: dict[str, str]
-    """Environment variable → the digest of its value; empty if it was not set."""
+    """Environment variable → the digest of its value; an empty text if the variable was not set."""
 
     @property
     def are_unchanged(self) -> bool:
@@ -37,7 +40,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
-    """Record what the block reads. Yields a function that returns its inputs; None if one of them is being changed.
+    """Record what the block reads. Yields a function that returns the inputs; None if a file has just changed.
 
     Python cannot remove the hook that sees opened files, so this is for processes that end soon
     after.
@@ -77,7 +80,7 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
 
 
 def _source_of(path: str) -> str:
-    """The source of a compiled module; any other path as it is."""
+    """The path of a compiled module's source; any other path unchanged."""
     if path.endswith(".pyc"):
         with suppress(ValueError):
             return importlib.util.source_from_cache(path)

@@ -122,7 +122,7 @@ class Amounts:
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
         """Whether the sum or the largest of the amounts proves that all fit. If not, they may still fit.
 
-        This takes a quarter of the time of `require` for each amount.
+        This takes a quarter of the time that calls of `require` for all amounts take.
         """
         present = [*filter(None, amounts)]
         try:
@@ -167,7 +167,7 @@ def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
 
     `zone` is the time zone of a `time` that names no time zone.
     """
-    # The usual case, without the conversion to another zone.
+    # In the usual case, no conversion to another zone is needed.
     if 1 < time.year < 9999 and time.tzinfo is UTC:
         return
     zoned = time if time.tzinfo else time.replace(tzinfo=zone)

@@ -29,10 +29,10 @@ from sluice.values.record_metadata import MOST_KEY_BYTES
 
 def key_text(value: Any) -> str | None:
     """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
-    # Almost every key.
+    # Almost every key is a str.
     if type(value) is str or value is None:
         return value
-    # Before str and int, because an Enum may extend them.
+    # Enums are tested before str and int, because an Enum may extend these.
     if isinstance(value, Enum):
         return key_text(value.value)
     if isinstance(value, bytes | bytearray):

@@ -54,7 +54,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
     the line that starts a driver, before which all that the pipeline needs is defined.
     """
-    # A task that has already loaded the file.
+    # This task has already loaded the file.
     if name in sys.modules:
         return sys.modules[name]
     file = file.absolute()
@@ -93,8 +93,8 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
     # Tracebacks and fingerprints would otherwise show the lines of the earlier text.
     linecache.checkcache(str(file))
     try:
-        # Python's cache of compiled files would take a text of the same
-        # size and second for the same text.
+        # Python's cache of compiled files would mistake a new text for the old text
+        # if both have the same size and were written in the same second.
         exec(compile(text, file, "exec"), vars(module))
     except DriverStarts:
         pass
@@ -118,7 +118,7 @@ def _edition(file: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    """The digest of a file's text; empty if there is no such file."""
+    """The digest of a file's text; an empty text if there is no such file."""
     try:
         return _digest_of(file.read_bytes())
     except OSError:
@@ -145,7 +145,7 @@ def _modules_of(folder: Path) -> dict[str, Path]:
 
 
 def _forget_changed_modules(file: Path) -> None:
-    """Forget the modules of the file's folder that it has imported before, if any of them has changed."""
+    """Forget the modules of the file's folder that the file has imported, if any of the modules has changed."""
     last = _imports.get(file)
     if last is None:
         return
@@ -154,7 +154,7 @@ def _forget_changed_modules(file: Path) -> None:
         return
     for name, module_file in _modules_of(file.parent).items():
         del sys.modules[name]
-        # Python's cache would take a text of the same size and second for the same text.
+        # Python's cache would mistake a new text for the old text if both have the same size and second.
         with contextlib.suppress(OSError):
             Path(importlib.util.cache_from_source(str(module_file))).unlink()
     importlib.invalidate_caches()

@@ -32,10 +32,10 @@ MOST_KEY_BYTES = 1024
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """A hash that tells a record from another record at the same offset, such as after a topic was recreated."""
+    """A hash that tells a record from another record at the same offset, as after the topic was recreated."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
-        # The length tells where the key ends, and null differs from an empty text.
+        # The length shows where the key ends, and tells an empty text from null.
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
     # Clients write a missing timestamp as -1, 0 or nothing.

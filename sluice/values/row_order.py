@@ -16,7 +16,7 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
   the operator and the timer, and a number for the record or timer that has set the timer. An event identifies
   the result independently of the batch in which it is sent.
 
-In a key or a name, 0xff follows each 0x00; a 0x00 without it ends the text.
+In a key or a name, 0xff follows each 0x00; a 0x00 without 0xff ends the text.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def element_sql(position: str) -> str:
 
 
 def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
-    """SQL for a path that begins with `base`, also SQL."""
+    """SQL for a path, given the SQL of its beginning, `base`, and of its elements."""
     parts = [base, *elements]
     if rekeyed:
         parts.insert(0, "X'FF'")

@@ -28,12 +28,12 @@ def named_struct(fields: Mapping[str, str]) -> str:
 
 
 def value_if(condition: str, sql: str) -> str:
-    """SQL for the value where the condition is true, else null. Spark computes the value only where it is true."""
+    """SQL for the value where the condition is true, else null. Spark does not compute the value in other rows."""
     return f"IF({condition}, {sql}, NULL)"
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """The condition that all of these are true."""
+    """The condition that all these conditions are true."""
     return " AND ".join(conditions)
 
 
@@ -51,7 +51,7 @@ def value_json(sql: str) -> str:
 
 
 def value_of_json(text: str, kind: str) -> str:
-    """The value of JSON that Sluice has written, given its Spark SQL type.
+    """SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
 
     Spark ignores the option `writer`, which tells the evaluation on Arrow that the JSON is of exactly this type.
     """

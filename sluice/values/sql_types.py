@@ -19,7 +19,7 @@ def struct_type(fields: Mapping[str, str]) -> str:
 
 
 def struct_fields(kind: str) -> dict[str, str]:
-    """The fields of a struct type, each with its type, or an empty text if unknown; no fields for other types."""
+    """The fields of a struct type, each with its type (an empty text if unknown); no fields for other types."""
     fields = {}
     for part in _arguments(kind, "STRUCT"):
         name, _, of_field = _split(part, ":")
@@ -28,17 +28,17 @@ def struct_fields(kind: str) -> dict[str, str]:
 
 
 def element_type(kind: str) -> str:
-    """The type of an array's elements; empty for other types."""
+    """The type of an array's elements; an empty text for other types."""
     return "".join(_arguments(kind, "ARRAY"))
 
 
 def map_key_type(kind: str) -> str:
-    """The type of a map's keys; empty for other types."""
+    """The type of a map's keys; an empty text for other types."""
     return next(_arguments(kind, "MAP"), "")
 
 
 def map_value_type(kind: str) -> str:
-    """The type of a map's values; empty for other types."""
+    """The type of a map's values; an empty text for other types."""
     return next(islice(_arguments(kind, "MAP"), 1, None), "")
 
 

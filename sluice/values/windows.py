@@ -67,7 +67,8 @@ class Window:
 class SlidingWindow:
     """One window `[start, start + size]` for every distinct set of records within `size`.
 
-    It ends at a record or begins right after one. It accepts records while stream time is at most end + grace.
+    A window ends at a record or begins right after a record, and accepts records while stream time is at most
+    end + grace.
     """
 
     size_ms: int
@@ -157,7 +158,7 @@ class CustomWindow:
 
 
 _LAST_END = 8_640_000_000_000_000
-"""With a later end, its microseconds would not fit into 64 bits."""
+"""The latest end of a window. The microseconds of a later end would not fit into 64 bits."""
 
 AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
 """Windows of event time."""
@@ -181,7 +182,7 @@ class CountWindow:
 
 @dataclass(frozen=True)
 class JoinWindow:
-    """Records match if the right one is at most `before` before the left one and at most `after` after it."""
+    """Records match if the right record is at most `before` before, or at most `after` after, the left record."""
 
     before_ms: int
     after_ms: int

@@ -1,9 +1,9 @@
 """Backs up all pipelines of a ledger while runs go on: the ledger and all shards.
 
 A backup has the ledger and the shards as SQLite files, whatever databases they come from. The
-ledger is copied in one transaction. Then a transaction of each shard pins what the copy reads. If
-no snapshot was published meanwhile, the shards have all batches of the copied ledger and at most
-one more, which the copy omits.
+ledger is copied in one transaction. Then a read transaction in each shard keeps the shard
+unchanged for the copy. If no snapshot was published meanwhile, the shards have all batches of the
+copied ledger and at most one more batch, which the copy omits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A backup's manifest: the checksum of each of its files.
 
-It is written last, so a backup without one is incomplete.
+It is written last, so a backup without a manifest is incomplete.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a backup whose files are all as they were written.
+    """Read a backup's manifest, and check that all files of the backup are unchanged.
 
     Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later
     version wrote it.

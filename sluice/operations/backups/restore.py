@@ -1,4 +1,4 @@
-"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, whatever it was backed up from.
+"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, whichever of them was backed up.
 
 Unlike an import, a restore copies files that nobody uses. It compares them with the backup's
 checksums.

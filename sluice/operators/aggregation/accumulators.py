@@ -27,7 +27,7 @@ _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 class Accumulator:
-    """The operations of one function. `kind` is the msgspec type of its accumulated value, the `accumulator`."""
+    """The operations of one aggregate function on its accumulated value, the `accumulator`, of msgspec type `kind`."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -61,7 +61,7 @@ class Accumulator:
 
 
 class Count(Accumulator):
-    """`count(argument)`, or `count(*)` if it counts rows."""
+    """`count(argument)`, or `count(*)` if `rows` is set."""
 
     def __init__(self, rows: bool) -> None:
         super().__init__(int)
@@ -435,7 +435,7 @@ class Counted(InPlace):
             self.changes.append(partial(accumulator.__setitem__, value, before))
         else:
             self.changes.append(partial(accumulator.pop, value, None))
-        # A value that is no longer there must leave no entry: equal states must have equal bytes.
+        # A value with the count 0 must leave no entry, because equal states must have equal bytes.
         if count:
             accumulator[value] = count
         else:
@@ -494,7 +494,7 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The percentile of distinct, sorted values. `ends` has for each value the number of values up to it."""
+    """The percentile of distinct, sorted values. `ends`: for each of them, how many values are at most as large."""
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])
     above = float(values[bisect_right(ends, math.ceil(position))])
@@ -505,7 +505,7 @@ def _percentile(values: list[Any], ends: list[int], part: float) -> float:
 
 
 class ByOrder(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y. If several are equal, the last counts."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y; if several records have it, the last x."""
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(tuple[ordering, argument | None] | None)
@@ -529,7 +529,7 @@ class ByOrder(Accumulator):
 
 
 class Truths(Accumulator):
-    """How many conditions were true and false: `bool_and` if all must be true, else `bool_or`."""
+    """`bool_and` if `all_true`, else `bool_or`: counts how many conditions were true and how many were false."""
 
     def __init__(self, *, all_true: bool) -> None:
         super().__init__(tuple[int, int])

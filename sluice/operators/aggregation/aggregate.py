@@ -1,8 +1,8 @@
 """Aggregations without windows and over tumbling or hopping windows.
 
-For all windows of time, the state of a key is a dict that maps a window to the time of its aggregate and the aggregate.
-A window is identified by its start (0 without windows), or by its bounds if the start does not give the end. A result's
-time is the largest time of its records.
+The state of a key is a dict: window → the time of the window's aggregate, and the aggregate. The dict identifies a
+window by its start (0 for an aggregation without windows), or by its bounds if the end does not follow from the start.
+A result's time is the largest time of its records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
-    """Contains only the start 0, because the aggregate has no windows."""
+    """Has only the key 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
     """Row key → the value that the aggregate includes instead of the row's current value, whose addition failed."""
 
@@ -73,8 +73,8 @@ class BaseAggregation:
         else:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
-        # As in Kafka Streams, the first result replaces the aggregate
-        # of no records, or the copied one.
+        # As in Kafka Streams, the old value of a window's first result
+        # is the aggregate of no records, or the copied aggregate.
         old = calculation.result(aggregate) if self.retracts else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
@@ -84,14 +84,14 @@ class BaseAggregation:
             calculation.check(aggregate)
             self._windows_added_to.append(start)
             return
-        # As in Kafka Streams, the old value has the time of the new one.
+        # As in Kafka Streams, the old value has the time of the new value.
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
         out.emit(row.key, calculation.result(aggregate), time, window=window)
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state as of the calculation's last `keep_changes`."""
-        # In place, because the engine holds the dictionary.
+        # Changed in place, because the engine refers to this dictionary.
         state.clear()
         for start, (time, aggregate) in before.items():
             state[start] = time, self.calculation.undo_changes(aggregate)
@@ -116,7 +116,7 @@ class Aggregation(BaseAggregation):
         return {}
 
     def process(self, state: Windows, row: Row, out: Output) -> None:
-        # A shallow copy is enough: aggregates are replaced, or undo their own changes.
+        # A shallow copy is enough: an addition replaces the aggregate, or the calculation can undo the addition.
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()
@@ -137,7 +137,7 @@ class Aggregation(BaseAggregation):
         raise NotImplementedError
 
     def send_last_results(self, states: Mapping[str, Windows], out: Output) -> None:
-        """Send the last result of every window that has changed, if `only_last`, before `close` drops any."""
+        """Send the last result of every window that has changed, if `only_last`, before `close` drops the window."""
         for key, start in self._changed:
             time, aggregate = states[key][start]
             out.emit(key, self.calculation.result(aggregate), time, window=self._bounds(start))
@@ -168,7 +168,7 @@ class Aggregate(Timeless, Aggregation):
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # Kafka Streams drops records without a value here, but counts them in windows.
+        # Without windows, Kafka Streams drops records without a value; with windows, it aggregates them.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
@@ -177,7 +177,7 @@ class Aggregate(Timeless, Aggregation):
             self._add_to_window(state, 0, None, row, out)
 
     def _time_of(self, state: Windows, row: Row) -> int:
-        """The time of the result with a row."""
+        """The time of the result that includes the row."""
         return max(state[0][0], row.time) if state else row.time
 
 
@@ -189,8 +189,8 @@ class TableAggregate(Timeless, BaseAggregation):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
-    table's row has the new one, or is gone. When the row changes or comes again, the value that the aggregate includes
-    is subtracted.
+    table's row has the new value or is deleted. When the row next changes, the value that the aggregate includes is
+    subtracted.
     """
 
     def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
@@ -219,7 +219,7 @@ class TableAggregate(Timeless, BaseAggregation):
         added = None if new is None else new.value
         out.hold()
         try:
-            # A table's row without a group's key is only taken out of its old group.
+            # A row whose group key is null belongs to no group, so there is no aggregate to update.
             if row.key is None:
                 if subtracted is not None or added is not None:
                     out.count("null_key")
@@ -339,7 +339,7 @@ class WindowedAggregate(WindowAggregation):
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the value to each open window that contains its time, the earliest first."""
-        # Kafka Streams drops records without a key, but counts those without a value in windows.
+        # Kafka Streams drops records without a key, but aggregates records without a value.
         if row.key is None:
             out.count("null_key")
             return
@@ -347,7 +347,7 @@ class WindowedAggregate(WindowAggregation):
         windows = self.window.bounds_of(row.time)
         late = 0
         # Kafka Streams judges each of the overlapping windows: a record can
-        # be late for the earlier ones only.
+        # be late for the earlier windows only.
         for window in windows:
             if window[1] > last_late_end:
                 self._add_to_window(state, window[0], window, row, out)

@@ -95,7 +95,7 @@ class Functions:
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
-        # Indices of functions. An argument that is not a number, Boolean or text stays JSON text.
+        # The indices of the functions whose argument is not a number, Boolean or text: it stays JSON text.
         self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []
@@ -112,7 +112,8 @@ class Functions:
         self._has_only_counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
         """Whether all results are counts, which can always be written as JSON."""
         self._last: tuple[str | None, Any] = None, self._nulls
-        """The last value, and its arguments. Accumulators do not change them, so all windows of a row share them."""
+        """The last value read, and the arguments decoded from it. No accumulator changes arguments, so all windows of a
+        row share them."""
 
     def new_aggregate(self) -> tuple[Any, ...]:
         return tuple([accumulator.new_accumulator() for accumulator in self.accumulators])
@@ -239,7 +240,7 @@ class Custom:
         self._decode_kept = state_decoder(self.kind)
         self._check_amounts = None if value_type is Any else contract_parts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
-        """Aggregates encoded before the author's functions could modify them, by their `id`."""
+        """`id` of an aggregate → the aggregate's encoding from before the author's functions could modify it."""
 
     def new_aggregate(self) -> Any:
         if self._initializer is None:
@@ -270,7 +271,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """The aggregate of two sessions that became one. If one session has none, returns the other session's."""
+        """Return the aggregate of two merged sessions: the only aggregate if one of the sessions has none."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)
@@ -299,7 +300,7 @@ class Custom:
         return aggregate if before is None else self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # Only the state before the first change counts. Immutable aggregates are still there.
+        # An undo needs only the encoding from before the first change. An immutable aggregate cannot change.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 
@@ -320,9 +321,9 @@ class Custom:
 
 
 class Cogrouped(Custom):
-    """An author's functions for several streams. A value is the JSON array of its stream's number and the value.
+    """An author's functions for several streams. A row's value is a JSON array: the stream's number, and the value.
 
-    `streams` has the adder of each stream and the type of its values.
+    `streams`: for each stream, its adder and the type of its values.
     """
 
     def __init__(

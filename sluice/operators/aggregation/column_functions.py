@@ -1,7 +1,7 @@
 """Aggregate functions over many windows at once: counts, and sums, minima and maxima of integers.
 
-Their results do not depend on the order of the records, and no record can fail. They are those of `Functions`, which
-adds one record after the other.
+The results do not depend on the order of the records, and no record can fail. They equal the results of `Functions`,
+which adds one record after the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Aggregated(Protocol):
     def results(self) -> pa.Array: ...
 
     def accumulators(self, chosen: Numbers) -> list[Any]:
-        """The accumulators of the chosen windows, as the function's `Accumulator` has them."""
+        """The accumulators of the chosen windows, in the form that the function's `Accumulator` uses."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Aggregates:
         return pc.binary_join_element_wise(*parts, end, "")
 
     def aggregates(self, chosen: Numbers) -> list[tuple[Any, ...]]:
-        """The aggregates of the chosen windows, as `Functions` has them."""
+        """The aggregates of the chosen windows, in the form that `Functions` uses."""
         return list(zip(*(each.accumulators(chosen) for each in self.of_functions), strict=True))
 
 
@@ -123,7 +123,7 @@ class ColumnFunctions:
         return cls(calculation) if all(is_columnar) else None
 
     def aggregates(self, values: pa.Array, windows: WindowRanges) -> Aggregates:
-        """The aggregates of the windows. `values` are those of `Functions.read`, for each of the sorted records.
+        """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
         Raises NumbersTooLargeError if a sum may not fit 64 bits.
         """
@@ -144,7 +144,7 @@ class ColumnFunctions:
 def _is_columnar(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Extreme):
         return bool(accumulator.kind == int | None)
-    # Averages are sums, too, but their results are no integers; a sum that must fit 64 bits can fail.
+    # The subclasses of Sum are excluded: the results of `Average` are not integers, and `BigintSum` can fail.
     return type(accumulator) in (Count, Sum)
 
 

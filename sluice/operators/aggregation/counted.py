@@ -1,7 +1,7 @@
-"""Aggregations over a number of each key's records, in their order and whatever their times.
+"""Aggregations over windows of a number of records of a key, in the order of the records and whatever their times.
 
-The result is a table by key: the next window's result replaces the last one's. A result's time is the largest time of
-the window's records. Records without a key or a value are dropped and not counted.
+The result is a table by key: the result of the next window replaces the result of the last window. A result's time is
+the largest time of the window's records. Records without a key or a value are dropped and not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CountedAggregation(Timeless, Generic[S]):
 
     @abstractmethod
     def _add(self, state: S, key: str, value: str, time: int, out: Output) -> None:
-        """Add a record and send the result. Raises what the calculation raises."""
+        """Add a record and send the result. Raises the calculation's errors."""
 
     @abstractmethod
     def _restore(self, state: S, before: S) -> None:
@@ -126,7 +126,7 @@ class LatestRecords(msgspec.Struct, array_like=True):
 
 
 class LastRecordsAggregate(CountedAggregation[LatestRecords]):
-    """One aggregate for each record: of this record and those before it, `records` in all."""
+    """One aggregate for each record, over the key's last `records` records up to this record."""
 
     state_type: Any = LatestRecords
 
@@ -158,7 +158,7 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
 
     @override
     def _restore(self, state: LatestRecords, before: LatestRecords) -> None:
-        # The calculation has changed no aggregate that is kept.
+        # The state keeps no aggregate, so there are no changes of an aggregate to undo.
         state.values, state.times = before.values, before.times
 
     def is_empty(self, state: LatestRecords) -> bool:

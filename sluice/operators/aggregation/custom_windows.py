@@ -15,8 +15,8 @@ from sluice.values.windows import Bounds, CustomWindow
 class CustomWindowAggregate(WindowAggregation):
     """One aggregate per key and window. Null values are processed, as in Kafka Streams' windows `[start, end)`.
 
-    The state maps each window's bounds to its aggregate, because only the function knows the end of a start. A record
-    is counted as `late` once for each window for which it is late.
+    The state maps each window's bounds to its aggregate, because a window's end does not follow from its start. A
+    record is counted as `late` once for each window for which it is late.
     """
 
     window: CustomWindow
@@ -54,8 +54,8 @@ class CustomWindowAggregate(WindowAggregation):
 
     def _require_same_end(self, state: Windows, window: Bounds) -> None:
         """Raise ValueError if the function has given another end for the window's start."""
-        # The store identifies a window by key and start, so the results of both
-        # windows would replace each other.
+        # The store identifies a window by key and start, so the results of two windows
+        # with the same start would replace each other.
         for start, end in state:
             if start == window[0] and end != window[1]:
                 raise ValueError(

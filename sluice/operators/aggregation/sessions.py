@@ -17,8 +17,8 @@ class SessionAggregate(WindowAggregation):
     """One aggregate per key and session. A result's time is the session's end. Null values are processed.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
-    the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: a next operator holds the
-    results back until no record can change them.
+    the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: the next operator holds
+    the results back until no record can change them.
     """
 
     window: SessionWindow
@@ -37,7 +37,7 @@ class SessionAggregate(WindowAggregation):
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
         key = row.key
-        # Kafka Streams drops records without a key, but counts those without a value in sessions.
+        # Kafka Streams drops records without a key, but aggregates records without a value.
         if key is None:
             out.count("null_key")
             return
@@ -54,8 +54,8 @@ class SessionAggregate(WindowAggregation):
             return
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
-        # As in Kafka Streams, a session is deleted and comes again under its new bounds, even if
-        # these are the same, but not if all of its records have one time.
+        # As in Kafka Streams, a session that takes in a record is deleted and sent again under its new bounds, even
+        # if the bounds are the same. It is not deleted if all its records have the same time.
         grows = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
@@ -73,8 +73,8 @@ class SessionAggregate(WindowAggregation):
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
-        # The state may still have closed sessions: which ones depends on where batches end.
-        # A cogrouped stream that lags behind the others does not open the sessions that they have closed.
+        # Which closed sessions the state still contains depends on where batches end, so closed sessions are skipped.
+        # A record of a cogrouped stream that lags behind the others cannot join a session that the others have closed.
         last_end = self._last_forgotten_end(max(row.before, row.latest_of_sides[0]))
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms

@@ -32,7 +32,7 @@ class Distinct(msgspec.Struct, array_like=True):
         return round(_estimate(self.registers)) if self.registers else len(self.hashes)
 
     def add(self, hashed: int) -> Undo | None:
-        """Add a hash. Returns a function that undoes it; None if nothing has changed."""
+        """Add a hash. Returns a function that undoes the change; None if nothing has changed."""
         if not self.registers:
             if hashed in self.hashes:
                 return None
@@ -65,7 +65,7 @@ class Distinct(msgspec.Struct, array_like=True):
 
     def merge(self, other: Distinct) -> Distinct:
         """The distinct values of both sketches."""
-        # Hashes and registers can be mixed: only one of the sketches may have become too large.
+        # One sketch may still have hashes while the other already has registers; `_fill` adds the hashes to these.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))
@@ -82,7 +82,7 @@ _RANKS = 64 - _BITS
 
 def hash_of(value: Any) -> int:
     """A hash of 64 bits. Equal numbers have equal hashes."""
-    # This turns -0.0 into 0.0, which is equal and needs the same hash.
+    # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
     text = str(value.normalize()) if isinstance(value, Decimal) else str(value)
@@ -139,7 +139,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
     most: T | None = None
 
     def add(self, value: T) -> Undo:
-        """Count a number. Returns a function that undoes it."""
+        """Count a number. Returns a function that undoes the change."""
         undo = partial(self._restore, self.counts, self.bins, value, self.least, self.most)
         self.least, self.most = _range((value, self.least, self.most))
         if self.bins:
@@ -202,7 +202,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
 
 
 def _count(counts: dict[T, int], place: T, count: int = 1) -> None:
-    """Add `count` to the count of a place, and remove the place if its count is then 0."""
+    """Add `count` to the count of `place`, a number or a bin. A place whose count is then 0 is removed."""
     counts[place] = counts.get(place, 0) + count
     if not counts[place]:
         del counts[place]

@@ -106,8 +106,8 @@ class SlidingAggregate(WindowAggregation):
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
         if not has_own:
             is_counted |= self._add_to_each(state, [own], row, out, copied)
-            # This window also starts right after the previous record. Kafka Streams sends its
-            # result twice, which is visible to a later step that counts updates.
+            # If the row's own window starts right after the previous record, Kafka Streams sends the
+            # window's result twice, which is visible to a later step that counts updates.
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
                 calculation, window = self.calculation, (own, own + self.window.size_ms)
@@ -127,7 +127,7 @@ class SlidingAggregate(WindowAggregation):
     ) -> bool:
         """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
-        Kafka Streams sends the windows in this order, which is visible to a later step that no longer tells them apart.
+        Kafka Streams sends the windows in this order, which is visible to a later step that does not distinguish them.
         """
         previous = state[0][0] if 0 in state else row.time
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
@@ -159,6 +159,6 @@ class SlidingAggregate(WindowAggregation):
         return is_added
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        # A record reads windows that start at most two sizes before it, and its own next window, which may start as a
-        # copy of this one, is one size long.
+        # A record reads windows that start at most two sizes before it, and may copy one of them into the next window,
+        # which ends one size after the record: the copied window is needed for three sizes after its start.
         return self.lateness.late_at(start + 3 * self.window.size_ms)

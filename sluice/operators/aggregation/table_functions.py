@@ -1,6 +1,6 @@
-"""Accumulators over tables for functions whose result a row can determine alone: they keep the other rows' values too.
+"""Accumulators over tables for functions such as `max`, whose result may come from a single row.
 
-Such a value comes back when the row that hides it changes or goes away.
+They keep the values of all rows: when that row changes or is deleted, another row's value becomes the result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TopOfRows(Counted):
 
 
 class SetOfRows(Counted):
-    """The distinct values, in the order in which they came."""
+    """The distinct values, in the order in which they were first added."""
 
     @override
     def result(self, accumulator: dict[Any, int]) -> list[Any]:
@@ -57,7 +57,7 @@ class CountDistinctRows(Counted):
 
 
 class ByOrderOfRows(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y. If several are equal, the last counts."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y; if several rows have it, the last x."""
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(list[tuple[ordering, argument | None]])

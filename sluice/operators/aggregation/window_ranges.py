@@ -30,7 +30,7 @@ class TooManyWindowsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """A line with a stretch for each key, on which a time of a key is a place: a single number.
+    """Turns a key and a time into one number, their *place* on a line on which each key has a stretch of its own.
 
     The stretches are so far apart that windows of different keys do not overlap.
     """
@@ -40,7 +40,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Numbers, reach: int) -> Self:
-        """The line for so many keys, with these times and all times that are at most `reach` away from them.
+        """The line for this number of keys, these times, and all times that are at most `reach` away from them.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
@@ -75,9 +75,9 @@ class WindowRanges:
         return len(self.keys)
 
     def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
-        """For each window, the values of its records, combined."""
+        """Combine the values of each window's records."""
         # `reduceat` combines from each index up to the next: over a window, then over the records between two windows.
-        # It takes no index behind the last value, so there is one more value, which belongs to no window.
+        # It refuses an index behind the last value, so a value that belongs to no window is appended.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
         combined: Numbers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined
@@ -92,7 +92,8 @@ def reach_of(window: SpreadWindow) -> int:
         case Window():
             return window.size_ms
         case SlidingWindow():
-            # A record reads windows that start up to two sizes before it, and another has one right after it.
+            # A record reads windows that start up to two sizes before it, and such a window may start 1 ms after an
+            # earlier record.
             return 2 * window.size_ms + 1
         case SessionWindow():
             return window.gap_ms
@@ -116,7 +117,7 @@ def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: in
 def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
     """For each record, a time that is not after the end of any window that the record may change.
 
-    `ends` are the sorted places at which sessions may end: those of all records, and of the ends of earlier sessions.
+    `ends`: the sorted places at which sessions may end, which are all records and the ends of earlier sessions.
     """
     times = line.times(places)
     match window:
@@ -129,7 +130,7 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbe
 
 
 def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourhoods: Numbers) -> WindowRanges:
-    """The windows of the records at these places, which are sorted and of which none is late.
+    """The windows of the records at these sorted places. None of the records is late.
 
     `neighbourhoods` has the number of each record's neighbourhood. A neighbourhood is one session.
     """

@@ -42,15 +42,15 @@ class TablePair(msgspec.Struct, array_like=True):
 class TableJoin(Timeless):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
-    A key has a result in an inner join while both sides have a value, in a left join while the left side has one, and
-    in an outer join while either side has one. `filtered` says of each side whether its table is filtered.
+    A key has a result in an inner join while both sides have a value, in a left join while the left side has a value,
+    and in an outer join while either side has a value. `filtered`: for each side, whether its table is filtered.
 
     If both sides depend on the same table, a change of this table reaches one side before the other. As in Kafka
     Streams, the join then reads the other side from a store that already has the change: the join gets this change
     ahead (side AHEAD), and again when it is the side's turn.
 
-    `gets_old_values` says of each side whether its table sends the old value of each change. As in Kafka Streams, this
-    value is retracted, even if the table has never had it (see `BaseAggregation`).
+    `gets_old_values`: for each side, whether its table sends the old value of each change. As in Kafka Streams, this
+    value is retracted, even if it was never in the table (see `BaseAggregation`).
     """
 
     state_type: Any = TablePair
@@ -112,7 +112,7 @@ class TableJoin(Timeless):
         out.emit(row.key, new, time)
 
     def _retracted(self, pair: TablePair, row: Row) -> str | None:
-        """The result that a change replaces, as the changed table says, which may differ from the result before."""
+        """The result that a change replaces, by the old value that the changed table sent, not by the stored value."""
         assert row.key is not None
         replaced = self._replaced.pop((row.key, row.side), None)
         if row.side == RIGHT:
@@ -279,8 +279,8 @@ class StreamTableJoin(Timeless):
                 out.count("null_key")
             elif not row.old:
                 state.value = row.value
-        # Kafka Streams drops stream records without a value; those without a
-        # key match nothing in an inner join.
+        # Kafka Streams drops stream records without a value; in an inner join,
+        # also records without a key, because they match nothing.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":

@@ -94,8 +94,9 @@ class Watch(msgspec.Struct, array_like=True):
 class StreamJoin:
     """Matches records within a window. `lateness` says until when a record waits for matches.
 
-    A result's time is the larger of both times. On an outer side, a record without a match is sent with null: after its
-    window and grace; or immediately, if its window has already ended when it arrives, or if it has no key.
+    A result's time is the larger of both times. On an outer side, a record without a match is sent with null for the
+    other side: after its window and grace; or immediately, if its window has already ended when it arrives, or if it
+    has no key.
 
     After `watch`, the join looks for unmatched records at the same times as Kafka Streams; this needs one stream time
     for all keys.
@@ -166,7 +167,7 @@ class StreamJoin:
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
-        """Send the results with all matching records of the other side. Returns whether there are any."""
+        """Send the results with all matching records of the other side. Returns whether any record matches."""
         other_side = 1 - row.side
         records = state.left.records if row.side == RIGHT else state.right.records
         if not records:
@@ -272,8 +273,8 @@ class StreamJoin:
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # The engine selects the keys to close by `closed` alone. If records were forgotten up to a
-        # later time, it would depend on this selection which keys forget them.
+        # The engine selects the keys to close by `closed` alone. If a later time counted here, only the
+        # selected keys would forget records up to that time, so the results would depend on the selection.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 

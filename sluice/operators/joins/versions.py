@@ -16,7 +16,7 @@ Version = tuple[int, str | None]
 
 
 class HeldRecord(msgspec.Struct, array_like=True):
-    """A record of the stream that waits for versions of its time."""
+    """A record of the stream that waits for the table's versions up to the record's time."""
 
     time: int
     value: str
@@ -34,7 +34,7 @@ class VersionedJoin:
     """Joins each record of a stream with the table's version as of the record's time.
 
     The table's history reaches `history_ms` back from its largest time; the latest version never expires. With
-    `grace_ms`, a record is held back until stream time is that much past its time; the earliest comes first.
+    `grace_ms`, a record is held back until stream time is that much past its time; the earliest record is joined first.
     """
 
     state_type: Any = Versions
