@@ -83,7 +83,7 @@ def spark_master(connection: str = SPARK) -> str:
 
 
 def database_url(connection: str) -> str:
-    """The URL of a Postgres connection's database; empty if there is no such connection.
+    """The URL of a Postgres connection's database; an empty text if there is no such connection.
 
     Raises SettingsError if the connection has another type.
     """

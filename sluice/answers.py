@@ -115,7 +115,7 @@ class ChangedKey(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A new snapshot, and the keys that changed since the previous one."""
+    """A new snapshot, and the keys that changed since the previous snapshot."""
 
     event: Literal["snapshot", "reset"] = "snapshot"
     """`reset` if the changed keys are unknown: the client must read everything again."""
@@ -146,7 +146,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
     snapshot: Snapshot | None
-    """None before the first snapshot."""
+    """The newest snapshot; None before the first snapshot."""
     partial: bool
     entries: int | None
     """The number of entries on the workers that answered; None unless the request asked to count them."""
@@ -205,9 +205,9 @@ class Failure(msgspec.Struct, frozen=True):
         "growth",
     ]
     host: str
-    """The host that the failure is about; empty for the pipeline as a whole."""
+    """The host that the failure is about; an empty text if the failure is not about one host."""
     run: str
-    """The run in Airflow; empty for a run that was started by hand."""
+    """The run in Airflow; an empty text for a run that was started by hand."""
     at: datetime
     """Since when something is wrong."""
     age_seconds: float
@@ -229,7 +229,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     workers: int
     """The number of workers."""
     snapshot: Snapshot | None
-    """The newest snapshot; None before the first."""
+    """The newest snapshot; None before the first snapshot."""
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
@@ -264,7 +264,7 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int | None = None
     """The size of the worker's shard, if this server opens the shard and it is a SQLite file."""
     standby: Standby | None = None
-    """Absent without a standby."""
+    """Absent if the worker has no standby."""
 
 
 class PipelineHealth(StrEnum):
@@ -324,13 +324,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Unread records of all partitions; None if Kafka does not answer."""
     lag: list[PartitionLag]
     lag_error: str
-    """Why the lag is unknown; empty if it is known."""
+    """Why the lag is unknown; an empty text if it is known."""
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records; None in the first minute."""
     snapshot: Snapshot | None
-    """The newest snapshot; None before the first."""
+    """The newest snapshot; None before the first snapshot."""
     last_run: Run | None
-    """None before the first run, and on a state server."""
+    """The newest run in Airflow; None before the first run, and on a state server."""
     dead_letters: dict[str, int]
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
@@ -367,9 +367,9 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The number of state rows written."""
     run: str
     log: str
-    """Path in Airflow of the task's log; empty for a run without Airflow."""
+    """Path in Airflow of the task's log; an empty text for a run without Airflow."""
     wrong: list[str]
-    """Why the audit does not balance; empty if it does."""
+    """The reasons why the audit does not balance; an empty list if it balances."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,7 +401,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     detail: str
     source: str
-    """TOPIC/PARTITION/OFFSET of the record; empty for an output record, and for a timer's failure."""
+    """TOPIC/PARTITION/OFFSET of the record; an empty text for an output record, and for a timer's failure."""
     step: str
     key: str | None
     """The key as text, with � in place of bytes that are not UTF-8."""
@@ -411,12 +411,12 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[Header]
     """The record's own headers, in order, up to 10,000 bytes."""
     sluice_headers: dict[str, str]
-    """The headers that Sluice has written. A record's own header never becomes one of them, whatever its name."""
+    """The headers that Sluice has written. A header of the record itself never appears here, whatever its name."""
     history: list[dict[str, str]]
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None
     not_redrivable: str
-    """Why the record cannot be re-driven; empty if it can."""
+    """Why the record cannot be re-driven; an empty text if it can be re-driven."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

@@ -111,7 +111,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         spark.add_done_callback(lambda _: note_ready())
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
-        # This raises its errors before the run reads anything.
+        # Errors in Kafka's settings are raised here, before the run reads anything.
         java_settings(configuration.kafka)
         require_brokers(configuration.kafka)
 
@@ -184,7 +184,7 @@ def rebuild_changed(
 
 
 def _option_value(prefix: str, options: Iterable[str]) -> str:
-    """The text after `prefix` in the first option that begins with it; empty if no option does."""
+    """The text after `prefix` in the first option that begins with `prefix`; an empty text if no option does."""
     for option in options:
         if option.startswith(prefix):
             return option.removeprefix(prefix)

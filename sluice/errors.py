@@ -107,7 +107,7 @@ class NoSlot(EngineError):
 
 
 class WaitsForLease(EngineError):
-    """A driver waits for another one, which holds the pipeline's lease."""
+    """A driver waits for another driver, which holds the pipeline's lease."""
 
     title = "Another driver holds the lease"
     next_step = "Wait until that driver has finished, or end its process."
@@ -167,7 +167,7 @@ class Overdue(EngineError):
 
 
 class BatchDiffers(EngineError):
-    """A batch that is repeated after a crash has other results than those that were written."""
+    """A batch that is repeated after a crash has other results than the results that were written."""
 
     status = 409
     title = "The batch has changed"

@@ -40,11 +40,12 @@ _BUSY_JVM = (
     "-XX:TieredStopAtLevel=4", "-XX:Tier4InvocationThreshold=200000", "-XX:Tier4MinInvocationThreshold=100000",
     "-XX:Tier4CompileThreshold=400000", "-XX:Tier4BackEdgeThreshold=1000000", "-Xmn400m",
 )  # fmt: skip
-"""Options that replace those of `QUICK_JVM` if there is much to read.
+"""Options that replace the same options in `QUICK_JVM` if there are many records to read.
 
 The JVM has the optimizing compiler too, but only for code that runs for each record: by default, Spark's planner would
-also be optimized, which takes longer than it saves. Its young generation is large, so that what tasks read is garbage
-before it is copied. A run over four million orders takes 80 CPU seconds with these options, and 93 with the defaults.
+also be optimized, which takes longer than it saves. Its young generation is large, so that the records that tasks
+read are garbage before the collector copies them. A run over four million orders takes 80 CPU seconds with these
+options, and 93 CPU seconds with Java's defaults.
 """
 QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
 """Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
@@ -124,7 +125,7 @@ class Submission:
         return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
 
     def run(self, patience_s: float = 5.0) -> int:
-        """Run the command and return its status, 1 for a driver that ends with 0 before it has done everything.
+        """Run the command and return its status. A driver that ends with 0 before it has done everything counts as 1.
 
         Java's warning about incubator modules is filtered out.
 

@@ -24,7 +24,7 @@ _BAD_EVERY = 50
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One greeting per second: two thirds are English; one third is JSON with a time, the others are plain text."""
+    """One greeting per second: two thirds are English; one third is JSON with a time, the rest is plain text."""
     random = Random(seed)
     for number in range(count):
         time_ms = start_ms + 1_000 * number

@@ -37,7 +37,7 @@ class Step:
     def say(self, detail: str) -> None:
         """Report a detail.
 
-        Without a terminal, print a new one at most once a second; repeat it every five seconds.
+        Without a terminal, print a new detail at most once a second, and the same detail every five seconds.
         """
         news, self._said = detail != self._said, detail
         now = time.monotonic()

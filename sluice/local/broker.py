@@ -95,8 +95,8 @@ class EmbeddedKafka:
 
     The data are kept when the broker stops, so that it can be started again with the same folder. A
     `quick` broker needs a third less processor time to start, but can handle fewer records per
-    second. `config` has more settings of the broker; its listeners are added to the one without
-    security.
+    second. `config` has more settings of the broker; its listeners are added to the listener
+    without security.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EmbeddedKafka:
     def start(self) -> None:
         """Start the broker and wait until it answers.
 
-        Raises PreflightError with the end of its log if it does not.
+        Raises PreflightError with the end of the broker's log if the broker does not answer.
         """
         start(self.folder, self.port, quick=self.quick, config=self.config)
 
@@ -197,7 +197,7 @@ def start(
 def stop(folder: Path) -> Broker | None:
     """Stop the broker of `folder` and wait until it has ended.
 
-    Returns the broker, or None if none was running. The process gets SIGTERM, and SIGKILL if it has
+    Returns the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if it has
     not ended after 20 seconds.
     """
     folder = folder.absolute()
@@ -231,7 +231,7 @@ def running(folder: Path) -> Broker | None:
 def _command_line(process: psutil.Process) -> list[str]:
     """The arguments of a process.
 
-    A process that was just spawned has none until its program is loaded.
+    A process that was just spawned has no arguments until its program is loaded.
     """
     until = time.monotonic() + _LOADING_SECONDS
     while not (command := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:

@@ -83,7 +83,7 @@ class LocalPlatform:
 
     @property
     def sessions(self) -> set[int]:
-        """The sessions of Airflow's components and of the broker."""
+        """The ids of the sessions of Airflow's components and of the broker."""
         broker = running(self.kafka.folder)
         return {service.process.pid for service in self._services.values()} | ({broker.pid} if broker else set())
 
@@ -267,7 +267,7 @@ def write_secret(file: Path, text: str) -> None:
 def _secrets() -> dict[str, str]:
     """Secrets that Airflow's components share.
 
-    Without them, each component would write its own to airflow.cfg.
+    Without them, each component would write secrets of its own to airflow.cfg.
     """
     return {
         "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),

@@ -20,7 +20,7 @@ _LOG_LINES = 25
 class Service:
     """A running program.
 
-    Its session contains all processes that it has started, including re-parented ones.
+    Its session contains all processes that it has started, even if their parents have ended.
     """
 
     name: str

@@ -90,7 +90,7 @@ def double(value: Any) -> float:
 def single(value: Any) -> float:
     """A number that a float of 32 bits can hold."""
     held = double(value)
-    # A larger number would become infinite in 32 bits, and a smaller one 0.
+    # A larger number would become infinite in 32 bits, and a smaller number would become 0.
     if math.isfinite(held) and (abs(held) > 3.4028235e38 or (held != 0 and abs(held) < 1e-45)):
         raise ValueError("is out of range")
     if type(value) is int and int(struct.unpack("f", struct.pack("f", value))[0]) != value:

@@ -25,7 +25,7 @@ _SPARK = {
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """The kind of a type; empty if Sluice cannot write columns of this type."""
+    """The kind of a type; an empty text if Sluice cannot write columns of this type."""
     is_ = pa.types
     kinds = {
         "whole number": is_.is_signed_integer, "decimal": is_.is_decimal, "float": is_.is_floating,
@@ -52,7 +52,7 @@ def fits(field: pa.DataType, column: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class DeltaColumn:
-    """A column. Implements `Column`: values are Python values for Arrow."""
+    """A column of a Delta table. Implements `Column`: the encoded values are Python values for Arrow."""
 
     name: str
     arrow: pa.DataType

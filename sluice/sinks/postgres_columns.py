@@ -46,7 +46,7 @@ _FOLDED = {
 }
 """Types of which two values with different texts can be equal, or that cannot be compared."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
-"""Types that PostgreSQL rounds if they have a precision, and that Sluice passes on as text."""
+"""Types whose values Sluice passes on as text, and PostgreSQL rounds if the type has a precision."""
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
 """Types that a field of type STRING does not fit."""
 
@@ -54,7 +54,7 @@ _NUL = "\0"
 
 
 def created_type(spark: str) -> str:
-    """The PostgreSQL type of a new column for a Spark SQL type; empty if the Spark type is unknown."""
+    """The PostgreSQL type of a new column for a Spark SQL type; an empty text if the Spark type is unknown."""
     if spark.startswith("DECIMAL"):
         return f"numeric{spark.removeprefix('DECIMAL')}"
     return _CREATED.get(_without_parameters(spark), "")
@@ -81,7 +81,7 @@ def _without_parameters(kind: str) -> str:
 class PostgresColumn:
     """A column, with its type as PostgreSQL's `format_type` shows it.
 
-    Implements `Column`: values are text for COPY.
+    Implements `Column`: the encoded values are texts for COPY.
     """
 
     name: str

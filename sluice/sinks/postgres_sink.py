@@ -71,8 +71,8 @@ class PostgresTarget(Target):
 class PostgresTables:
     """The tables of one database to which a pipeline writes.
 
-    Implements `TableSink` and keeps its promises. Each call opens a connection of its own, so that
-    none is open between batches.
+    Implements `TableSink`. Each call opens a connection of its own, so that no connection is open
+    between batches.
     """
 
     connection: str
@@ -85,7 +85,7 @@ class PostgresTables:
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
-        Raises EngineError if another writes a table.
+        Raises EngineError if another pipeline writes one of the tables.
         """
         # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's
         # row fails at once.
@@ -123,7 +123,7 @@ class PostgresTables:
 
         Raises EngineError if two outputs or two pipelines write to the same table.
         """
-        # Two pipelines that begin at the same time would not see each other's tables.
+        # This lock lets pipelines begin one after the other: at the same time, two would not see each other's tables.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
         for target in self.targets:
@@ -190,7 +190,7 @@ class PostgresTables:
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])
-            # Locks the pipeline's row: a driver with a newer epoch waits, and one with an older
+            # Locks the pipeline's row: a driver with a newer epoch waits, and a driver with an older
             # epoch ends here.
             self._require_epoch(database)
             for merge in merges:
@@ -346,8 +346,8 @@ def _create_or_check(
 ) -> tuple[PostgresColumn, ...]:
     """The columns of a table. Creates the table if it is missing.
 
-    Raises EngineError if it does not fit the rows. `written` are the rows of the last batch, None
-    if no batch has written the table.
+    Raises EngineError if the table does not fit the rows. `written`: number and checksum of the
+    last batch's rows; None if no batch has written the table.
     """
     with _at(target):
         if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
@@ -383,9 +383,9 @@ class _TableColumn(NamedTuple):
     oid: int
     """PostgreSQL's number of the type."""
     is_exact: bool
-    """Whether its collation never takes two different texts for equal."""
+    """Whether different texts are never equal in the column's collation."""
     is_filled: bool
-    """Whether PostgreSQL itself has a value for a row without one."""
+    """Whether PostgreSQL itself fills the column in a row that gives no value for it."""
 
 
 def _require_fitting_columns(

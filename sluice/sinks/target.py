@@ -124,7 +124,7 @@ class Written(msgspec.Struct, frozen=True):
     is unknown."""
 
     def difference(self, output: str, now: Written) -> str:
-        """Describe how a repeated batch differs; empty if it does not."""
+        """Describe how a repeated batch differs; an empty text if it does not differ."""
         if self.count != now.count:
             return f"{output} got {counted(self.count, 'record')}, and would get {now.count:,} now"
         if self.checksum and now.checksum and self.checksum != now.checksum:
@@ -165,12 +165,12 @@ class TableSink(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Sequence[Column]]:
-        """Output → the columns of its table, of which the first ones identify a row."""
+        """Output → the columns of its table. The first columns identify a row."""
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
-        `published` is the last batch of the ledger's current generation, None before the first.
+        `published` is the last batch of the ledger's current generation, None before the first batch.
 
         Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
         """

@@ -27,7 +27,7 @@ _GOOD = ""
 class Sample(NamedTuple):
     """A record as a producer sends it.
 
-    `reason` is the reason of its dead letter, or empty for a valid order.
+    `reason` is the expected reason of the record's dead letter; an empty text for a valid order.
     """
 
     key: str
@@ -143,7 +143,7 @@ def messages(
 ) -> Iterator[tuple[str, bytes]]:
     """Keys and values of sample orders, for a templated operator.
 
-    The first is placed at `start_s` (epoch seconds).
+    The first order is placed at `start_s` (epoch seconds).
     """
     # Airflow renders templates to texts.
     for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000):
