@@ -185,6 +185,54 @@ def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Val
     return replace(node, id=made, kind="table", number=number, text=text, typed=False)
 
 
+def _regrouped(nodes: Nodes, node: Values) -> Values:
+    """A windowed table grouped by the start of its windows."""
+    if not node.subtracts:
+        raise Unfit("an aggregate would subtract other rows than it has added")
+    start = ["mod", ["window_start"], _const(3)]
+    columns = [{"name": "s", "fn": "sum", "expr": node.number}]
+    made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, group_key=["str", start])
+    return _objects(node, made, kind="table", number=_small(["field", "s"]), text=["key"])
+
+
+def _by_window(nodes: Nodes, node: Values) -> Values:
+    """The updates of a windowed table counted by key and window."""
+    if any(step.startswith("session") for step in node.steps):
+        raise Unfit("sessions with the same start would have one row")
+    stream = nodes.add("to_stream", **{"in": node.id}, keep_window=True)
+    made = nodes.add("aggregate", **{"in": stream}, aggs=[{"name": "c", "fn": "count"}])
+    text = ["str", ["mod", ["field", "c"], _const(3)]]
+    return _objects(node, made, kind="windowed", number=_small(["field", "c"]), text=text, subtracts=True)
+
+
+def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
+    """The final results of a windowed aggregate."""
+    columns = [{"name": "s", "fn": "sum", "expr": node.number}]
+    made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, window=window, emit="window_close")
+    stream = nodes.add("to_stream", **{"in": made})
+    return _objects(node, stream, number=_small(["field", "s"]), text=["key"])
+
+
+def _cogroup(nodes: Nodes, node: Values) -> Values:
+    """A stream and a source that add to one aggregate."""
+    source = nodes.sources["r"]
+    parts = [
+        {"in": one.id, "aggs": [{"name": "c", "fn": "count"}, {"name": name, "fn": "sum", "expr": one.number}]}
+        for one, name in ((node, "s"), (source, "t"))
+    ]
+    made = nodes.add("cogroup", parts=parts)
+    number = _small(["+", ["*", ["field", "s"], _const(3)], ["field", "t"]])
+    text = ["str", ["mod", ["field", "c"], _const(3)]]
+    origins = node.origins | source.origins
+    return _objects(node, made, kind="table", number=number, text=text, origins=origins, times=node.times + 1)
+
+
+def _as_of(how: str, nodes: Nodes, node: Values) -> Values:
+    """A stream that looks up the versions of a source."""
+    table = nodes.add("to_table", **{"in": "r"}, versioned={"history_ms": 20})
+    return join(how, nodes, node, replace(nodes.sources["r"], id=table, kind="table"))
+
+
 def _reduce(group: str, nodes: Nodes, node: Values) -> Values:
     if node.kind == "table" and not (node.typed and node.subtracts):
         raise Unfit("no step gives a table's values a type")
@@ -332,6 +380,13 @@ def _all_steps() -> Iterator[Step]:
         for name, how in SUPPRESSED.items():
             if kind == "windowed" or name == "until a limit":
                 yield Step(f"{kind} suppress {name}", kind, kind, partial(_suppress, **how))
+    for name, window in WINDOWS.items():
+        yield Step(f"final {name}", "stream", "stream", partial(_final, window))
+    yield Step("windows by start", "windowed", "table", _regrouped)
+    yield Step("updates by window", "windowed", "windowed", _by_window)
+    yield Step("cogroup", "stream", "table", _cogroup)
+    yield Step("inner lookup as of", "stream", "stream", partial(_as_of, "inner"))
+    yield Step("left lookup as of", "stream", "stream", partial(_as_of, "left"))
     yield from _joins()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tests.conformance.model.expressions import Expression, evaluate
-from tests.conformance.model.flow import Change, Key, Record, Windowed, plain
+from tests.conformance.model.flow import Change, Key, Record, Stream, Windowed, plain
 from tests.conformance.model.tables import Row, Stored
 
 Aggregate = dict[str, Any]
@@ -149,7 +149,7 @@ def regrouped(group_key: Expression, send: Callable[[Record], None]) -> Callable
 
     def process(record: Record) -> None:
         new, old = record.value
-        to, since = (None if one is None else evaluate(group_key, plain(record.key), one) for one in (new, old))
+        to, since = (None if one is None else evaluate(group_key, record.key, one) for one in (new, old))
         if to is not None and to == since:
             send(Record(to, record.value, record.time))
             return
@@ -310,3 +310,36 @@ class _Slide:
 
     def _window(self, start: int) -> Windowed:
         return Windowed(self._key, start, start + self._node.size)
+
+
+@dataclass(kw_only=True)
+class FinalResults(Stream):
+    """Sends each window of an aggregate once no record can change it any more."""
+
+    windows: Any
+    """The aggregate, with its stream time."""
+    wait: int
+    """How many ms after its end a window stays open."""
+    held: dict[Key, Record] = field(default_factory=dict)
+
+    def process(self, record: Record) -> None:
+        """Hold an update of the aggregate."""
+        if record.value.new is None:
+            self.held.pop(record.key, None)
+        else:
+            self.held[record.key] = Record(record.key, record.value.new, record.time)
+
+    def release(self) -> None:
+        closed = [key for key in self.held if isinstance(key, Windowed) and key.end + self.wait <= self.windows.time]
+        for key in sorted(closed, key=lambda key: (key.end, key.key.encode())):
+            self.send(self.held.pop(key))
+
+
+@dataclass
+class CogroupedAggregator(Aggregator):
+    """The columns of all streams, to which one stream adds some."""
+
+    added: list[dict[str, Any]]
+
+    def add(self, aggregate: Aggregate, key: str, value: Any) -> Aggregate:
+        return aggregate | Aggregator(self.added).add(aggregate, key, value)

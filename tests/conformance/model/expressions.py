@@ -20,9 +20,11 @@ _OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def evaluate(
-    expression: Expression, key: str | None, value: Any, more: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    expression: Expression, key: Any, value: Any, more: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 ) -> Any:
     """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null.
+
+    `key` is a text or a windowed key.
 
     `more` has further operations, which get their arguments as they are.
     """
@@ -37,7 +39,11 @@ def evaluate(
         case "const":
             return arguments[0]
         case "key":
-            return key
+            return getattr(key, "key", key)
+        case "window_start":
+            return key.start
+        case "window_end":
+            return key.end
         case "struct":
             return {name: evaluate(one, key, value, more) for name, one in arguments[0].items()}
     return _result(operation, [evaluate(one, key, value, more) for one in arguments])
@@ -68,7 +74,7 @@ def _result(operation: str, parts: list[Any]) -> Any:
     return _OF_TWO[operation](*parts)
 
 
-def holds(condition: Expression, key: str | None, value: Any) -> bool:
+def holds(condition: Expression, key: Any, value: Any) -> bool:
     """Whether a condition is true: neither false nor null."""
     return evaluate(condition, key, value) is True
 

@@ -74,7 +74,7 @@ def plain(key: Key) -> str | None:
 
 
 def computed(expression: Expression, record: Record) -> Any:
-    return evaluate(expression, plain(record.key), record.value)
+    return evaluate(expression, record.key, record.value)
 
 
 @dataclass(kw_only=True)
@@ -99,7 +99,7 @@ class Filter(Stream):
     """False to keep the records for which the condition does not hold."""
 
     def process(self, record: Record) -> None:
-        if holds(self.where, plain(record.key), record.value) is self.wanted:
+        if holds(self.where, record.key, record.value) is self.wanted:
             self.send(record)
 
 
@@ -131,7 +131,10 @@ class FlatMapValues(Stream):
 
 @dataclass(kw_only=True)
 class ToStream(Stream):
-    """A table's updates as a stream, whose keys have no windows."""
+    """A table's updates as a stream, whose keys have no windows unless it keeps them."""
+
+    keeps_window: bool = False
 
     def process(self, record: Record) -> None:
-        self.send(Record(plain(record.key), record.value.new, record.time))
+        value = record.value.new if isinstance(record.value, Change) else record.value
+        self.send(Record(record.key if self.keeps_window else plain(record.key), value, record.time))

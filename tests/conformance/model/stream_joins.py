@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tests.conformance.model.expressions import Expression
 from tests.conformance.model.flow import Flow, Record, Stream, computed
-from tests.conformance.model.tables import Table
+from tests.conformance.model.tables import Table, VersionedTable
 
 Side = Literal["left", "right"]
 
@@ -129,6 +129,12 @@ class Lookup(Stream):
         if record.value is None:
             return
         key = record.key if self.on is None else computed(self.on, record)
-        row = None if key is None else self.table.get(key)
-        if row is not None or self.how == "left":
-            self.send(replace(record, value={"left": record.value, "right": row and row.value}))
+        right = None if key is None else self._right(key, record.time)
+        if right is not None or self.how == "left":
+            self.send(replace(record, value={"left": record.value, "right": right}))
+
+    def _right(self, key: Any, time: int) -> Any:
+        if isinstance(self.table, VersionedTable):
+            return self.table.as_of(key, time)
+        row = self.table.get(key)
+        return row and row.value

@@ -64,6 +64,34 @@ class Stored(Table):
 
 
 @dataclass(kw_only=True)
+class VersionedTable(Stored):
+    """Only the latest version of a row is an update of the table; all versions within the history can be looked up."""
+
+    history: int
+    versions: dict[Key, dict[int, Any]] = field(default_factory=dict)
+    time: int = -1
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            return
+        self.time = max(self.time, record.time)
+        if record.time < self.time - self.history:
+            return
+        versions = self.versions.setdefault(record.key, {})
+        versions[record.time] = record.value
+        if record.time >= max(versions):
+            self.update(record.key, record.value, record.time)
+
+    def as_of(self, key: Key, time: int) -> Any:
+        """The value that was valid at a time."""
+        versions = self.versions.get(key, {})
+        if time < self.time - self.history:
+            return versions[max(versions)] if versions and max(versions) <= time else None
+        valid = [start for start in versions if start <= time]
+        return versions[max(valid)] if valid else None
+
+
+@dataclass(kw_only=True)
 class GlobalTable(Stored):
     """A table that streams look up, and whose updates cause nothing."""
 
@@ -84,7 +112,7 @@ class FilteredTable(Table):
         self.send(replace(record, value=Change(new, old)))
 
     def _kept(self, key: Key, value: Any) -> Any:
-        return value if value is not None and holds(self.where, plain(key), value) is self.wanted else None
+        return value if value is not None and holds(self.where, key, value) is self.wanted else None
 
 
 @dataclass(kw_only=True)
@@ -105,7 +133,7 @@ class MappedTable(Table):
         self.send(replace(record, value=Change(new, old)))
 
     def _mapped(self, key: Key, value: Any) -> Any:
-        return None if value is None else evaluate(self.value, plain(key), value)
+        return None if value is None else evaluate(self.value, key, value)
 
 
 Side = Literal["left", "right"]
@@ -191,7 +219,7 @@ class ForeignKeyJoin(Stored):
             self._to_right(Record(to, Subscription(record.key, new, action), record.time))
 
     def _foreign_key(self, key: Key, left: Any) -> Any:
-        return None if left is None else evaluate(self.fk, plain(key), left)
+        return None if left is None else evaluate(self.fk, key, left)
 
     def _subscriptions(self, new: Any, old: Any, foreign: Any, old_foreign: Any) -> Iterator[tuple[Any, Action]]:
         """The instructions for the old and the new right row of a changed left row; they delete stale results."""

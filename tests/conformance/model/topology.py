@@ -67,7 +67,7 @@ class Topology:
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
             case "stream" | "table" | "global_table" as kind:
-                made: flow.Node = _SOURCES[kind]()
+                made: flow.Node = _stored(node) if kind == "table" else _SOURCES[kind]()
                 self._sources.setdefault(node["topic"], []).append(made)
                 return made
             case "merge":
@@ -86,9 +86,11 @@ class Topology:
             case "reduce":
                 return self._reduce(node, self.nodes[node["in"]])
             case "to_table":
-                table = tables.Stored()
+                table = _stored(node)
                 self.nodes[node["in"]].connect(table.process, self._flow)
                 return table
+            case "cogroup":
+                return self._cogroup(node)
         step = self._step(node, self.nodes[node["in"]])
         self.nodes[node["in"]].children.append(step.process)
         return step
@@ -104,6 +106,9 @@ class Topology:
                 return flow.MapValues(value=node["value"], rekeyed=parent.rekeyed)
             case "select_key":
                 return flow.SelectKey(key=node["key"])
+            case "to_stream":
+                keeps_window = node.get("keep_window", False)
+                return flow.ToStream(rekeyed=parent.rekeyed or not keeps_window, keeps_window=keeps_window)
             case "flat_map_values":
                 return flow.FlatMapValues(list=node["list"], rekeyed=parent.rekeyed)
             case "double":
@@ -139,7 +144,9 @@ class Topology:
             case "map_values":
                 return tables.MappedTable(value=node["value"], **about)
             case "to_stream":
-                return flow.ToStream(rekeyed=parent.window is not None)
+                keeps_window = node.get("keep_window", False)
+                is_rekeyed = parent.window is not None and not keeps_window
+                return flow.ToStream(rekeyed=is_rekeyed, keeps_window=keeps_window)
             case "suppress" if node["type"] == "time_limit":
                 return tables.Suppress(ms=node["ms"], of_windows=False, **about)
             case "suppress":
@@ -173,7 +180,32 @@ class Topology:
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
             made = _windows(aggregator, node.get("window"))
-        return self._grouped(node, parent, made)
+        return self._final(node, made, parent) if "emit" in node else self._grouped(node, parent, made)
+
+    def _final(self, node: dict[str, Any], windows: Any, parent: Any) -> flow.Node:
+        """A windowed aggregate that sends only final results, as a stream."""
+        window = node["window"]
+        is_inclusive = window["type"] in ("sliding", "session")
+        final = aggregates.FinalResults(
+            windows=windows, wait=window["grace"] + window.get("gap", 0) + (1 if is_inclusive else 0)
+        )
+        windows.children.append(final.process)
+        entry = flow.Stream()
+        entry.children += [windows.process, lambda record: final.release()]
+        self._grouped(node, parent, entry)
+        return final
+
+    def _cogroup(self, node: dict[str, Any]) -> flow.Node:
+        """An aggregation for each stream, all with the same rows. In windows, each has a time of its own."""
+        columns = {one["name"]: one for part in node["parts"] for one in part["aggs"]}
+        first: Any = None
+        for part in node["parts"]:
+            aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"])
+            made: Any = _windows(aggregator, node.get("window"))
+            first = first or made
+            made.rows, made.children = first.rows, first.children
+            self._grouped(part, self.nodes[part["in"]], made)
+        return first  # type: ignore[no-any-return]
 
     def _reduce(self, node: dict[str, Any], parent: Any) -> flow.Node:
         if isinstance(parent, tables.Table):
@@ -182,7 +214,7 @@ class Topology:
             made = keyed.Reduction()
         return self._grouped(node, parent, made)
 
-    def _grouped(self, node: dict[str, Any], parent: Any, made: tables.Stored) -> flow.Node:
+    def _grouped(self, node: dict[str, Any], parent: Any, made: flow.Node) -> flow.Node:
         """Connect an aggregation to what it groups. Only a stream that is grouped by its own key needs no re-keying."""
         if isinstance(parent, tables.Table):
             send = self._flow.later(made.process)
@@ -194,6 +226,12 @@ class Topology:
         else:
             parent.connect(made.process, self._flow)
         return made
+
+
+def _stored(node: dict[str, Any]) -> tables.Stored:
+    if "versioned" in node:
+        return tables.VersionedTable(history=node["versioned"]["history_ms"])
+    return tables.Stored()
 
 
 def _windows(aggregator: aggregates.Calculation, window: dict[str, Any] | None) -> tables.Stored:
