@@ -71,7 +71,7 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     visits = pipeline.stream("visits", value=Visit).group_by_key()
     windows = visits.windowed_by(window, late="late", **emits.get(step, {}))
     columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
-    table: Any = windows.aggregate(store="visits_by_window", **columns, most="max(seconds)")
+    table: Any = windows.aggregate(columns | {"most": "max(seconds)"}, store="visits_by_window")
     if step == "suppress":
         table = table.suppress_until_window_closes()
     if step != "every update":

@@ -196,14 +196,15 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
             with pytest.raises(TopologyError, match=rf"process .*stores\['last'\]=.*{says}"):
                 stream.process(Kept, stores={"last": (kind, "1 day")})
             with pytest.raises(TopologyError, match=rf"process .*outputs\['lines'\]=.*{says}"):
-                stream.process(Kept, outputs={"lines": kind})  # type: ignore[dict-item]
+                stream.process(Kept, outputs={"lines": kind})
     with pytest.raises(TopologyError, match="Line is defined in a function"):
         Pipeline("shop").stream("lines", value=Line)
 
 
 def test_a_tag_is_a_field() -> None:
     assert fields(Pages) == {"type": "BIGINT", "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>"}
-    assert field_reader(Pages, "type")(Pages("text")) == Pages.__struct_config__.tag
+    pages: Any = object.__new__(Pages)
+    assert field_reader(Pages, "type")(pages) == 1
 
 
 @pytest.mark.parametrize("value", [int, dict, None, Colour])
