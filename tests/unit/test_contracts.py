@@ -203,7 +203,7 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
 
 def test_a_tag_is_a_field() -> None:
     assert fields(Pages) == {"type": "BIGINT", "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>"}
-    pages: Any = object.__new__(Pages)
+    pages = Pages(Page(["a"]))
     assert field_reader(Pages, "type")(pages) == 1
 
 
