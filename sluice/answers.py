@@ -1,7 +1,7 @@
 """The types of REST responses, which the server encodes and the client decodes, and the rules that both share.
 
-A type has the name of what it shows: `Snapshot` shows a `state.model.Snapshot`. `api.http.replies` encodes responses as
-JSON. Commands print them as a table, JSON or CSV: `commands.console` has a function for each of these formats.
+A type is named after the object that it shows: `Snapshot` shows a `state.model.Snapshot`. `api.http.replies` encodes
+responses as JSON. Commands print them as a table, JSON or CSV: `commands.console` has a function for each format.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ class DeadLetters(msgspec.Struct, frozen=True):
     pipeline: str
     topic: str
     reasons: dict[str, int]
-    """Reason → number of all matching dead letters, including those not in `dead_letters`."""
+    """Reason → number of all matching dead letters, including letters that are not in `dead_letters`."""
     complete: bool
     """Whether the search reached the end of the topic within its time limit."""
     dead_letters: list[DeadLetter]

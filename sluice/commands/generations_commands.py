@@ -75,7 +75,7 @@ def replay(
 ) -> None:
     """Build the state again from the topics in a new generation, without replacing the current one.
 
-    A time is that of the records in Kafka, and in UTC if it has no zone. Tables are always read
+    A time selects records by their timestamps in Kafka; it is in UTC if it has no zone. Tables are always read
     from their beginning. To compare a store in both generations: sluice query diff STORE --before
     1.newest --after 2.newest.
     """

@@ -309,7 +309,7 @@ class Rebuild:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
         If the ledger was restored from a backup, several batches may have been written since. They
-        are returned as one batch: the last one, with the records of all of them.
+        are returned as one batch, which has the last batch's number and the records of all batches.
         """
         # A driver that has not noticed the loss of its lease could write another batch after the
         # markers were read.
@@ -482,7 +482,7 @@ def _steps_within(
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Whether the current generation is the last one built by a replay, so that nothing is left to be promoted."""
+    """Whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice, so no generation was begun after the current one.
     is_last = new.generation == current.generation + 1
@@ -532,7 +532,7 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove a pipeline's generations, even unfinished ones, except the lease's generation and those in `but`.
+    """Remove a pipeline's generations, even unfinished generations, except the lease's generation and `but`.
 
     Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
     may be current by now.

@@ -13,7 +13,7 @@ from sluice.values.windows import Bounds
 class ByWindow(Timeless):
     """Passes rows to an operator whose keys are the texts of windowed keys, and splits the keys of its results.
 
-    The operator must be one that does nothing when only stream time advances.
+    The operator must do nothing when only stream time advances.
     """
 
     def __init__(self, make: Callable[[], Operator[Any]]) -> None:

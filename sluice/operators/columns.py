@@ -29,8 +29,8 @@ class KeyedRows:
     columns: Mapping[str, pa.Array]
     """The columns `key`, `value`, `foreign`, `time`, `side` and `old`; see `Row`."""
     stream_times: Mapping[str, Times]
-    """The stream times `before` and `after` each row; for a join of two streams also those of both sides, `left` and
-    `right`, including the row."""
+    """Name → each row's stream time: `before` and `after` the row. A join of two streams also has the largest event
+    times of each side up to the row, `left` and `right`."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -57,17 +57,17 @@ class KeyedRows:
         return validity(self.columns["value"])
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """For each row, the index of the last chosen row of its key up to and including it; -1 if there is none."""
+        """For each row, the index of the last chosen row of its key, up to this row; -1 if no such row is chosen."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """For each row, the index of the last chosen row of its key before it; -1 if there is none."""
+        """For each row, the index of the last chosen row of its key before this row; -1 if no such row is chosen."""
         last = np.concatenate(([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1]))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_of_keys(self, chosen: Mask) -> Indices:
-        """For each key, the index of its last chosen row; -1 if it has none."""
+        """For each key, the index of its last chosen row; -1 if no row of the key is chosen."""
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
 
@@ -80,7 +80,7 @@ class Results:
     values: pa.Array
     times: Times
     old: Mask | None = None
-    """Which results are a table's old values; None if there are none."""
+    """Mask of the results that are a table's old values; None if no result is an old value."""
     keys: pa.Array | None = None
     """None if each result has the key of its row."""
     dropped: Mapping[str, Indices] = field(default_factory=dict)
@@ -94,9 +94,9 @@ class ColumnOperator(Operator[S], Protocol[S]):
     """An operator that can also process all rows of many keys at once, with the same results and states."""
 
     def process_columns(self, states: Sequence[S], rows: KeyedRows) -> Results | None:
-        """Process all rows. `states` are those of the keys, which it changes in place.
+        """Process all rows, and change the `states` of their keys in place.
 
-        Returns None, and changes nothing, if these rows have to be processed one by one.
+        Returns None, and changes no state, if these rows have to be processed one by one.
         """
 
 
@@ -106,16 +106,16 @@ def validity(column: pa.Array) -> Mask:
 
 
 def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices) -> pa.Array:
-    """The values of a column at these indices; for -1, the other value with the number in `other_numbers`."""
+    """For each index, the column's value at this index; for the index -1, `others[other_number]`."""
     together = pa.concat_arrays([column, pa.array(others, column.type)])
     return together.take(pa.array(np.where(indices >= 0, indices, len(column) + other_numbers)))
 
 
 def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Results:
-    """The results, each after the old value that it replaces where it `has_old`."""
+    """Insert its old value before each result that has an old value: `has_old` is the mask of these results."""
     count = len(new.rows)
     replacing = np.flatnonzero(has_old)
-    # The old values come after all new ones here; sorted by result, an old value comes before its new value.
+    # Below, the old values are behind all new values. This order puts each old value before its new value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
     values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(pa.array(order))
     result_numbers = np.concatenate((np.arange(count), replacing))[order]

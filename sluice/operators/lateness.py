@@ -1,7 +1,7 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
 *Stream time* is the largest event time so far, of late records and of the current record too
-(`engine/batch/stream_time.py` computes it). The rules are those of Kafka Streams, to the millisecond:
+(`engine/batch/stream_time.py` computes it). The rules equal Kafka Streams' rules, to the millisecond:
 
 | windows | a record is late for a window when | the window is closed when |
 | --- | --- | --- |

@@ -82,7 +82,7 @@ class Process:
         If the author's code fails for the record, the key's stores and timers are restored.
         """
         key, value, time = row.key, row.value, row.time
-        # Timers fire in the order of time, so those before the record come first.
+        # Timers fire in the order of time, so timers that were due before the record come first.
         if key is not None and state.event:
             self._fire(state, key, row.before, out)
             # The timers have reset the headers, because the results of a timer have no headers.
@@ -154,7 +154,7 @@ class Process:
         Before each timer fires, calls `before_timer` with the timer and its cause.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
-            # A timer that has fired before may have set or cancelled this one.
+            # A timer that has just fired may have set or cancelled this timer.
             if schedule.time > now or state.wall.get(name) is not schedule:
                 continue
             # As in Kafka Streams, a timer fires once for all periods that have passed.

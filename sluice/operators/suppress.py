@@ -184,7 +184,7 @@ class Suppress:
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        """Send the updates that are due, and those that a full buffer sends early, the oldest first."""
+        """Send the updates that are due, and the updates that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
         sent_early = self.sent_early.pop(key, ()) if key is not None else ()
         due: list[Bounds] = []

@@ -66,7 +66,7 @@ class Latest(Timeless):
 
     @staticmethod
     def _with_old_values(new: Results, states: Sequence[LatestValue], rows: KeyedRows) -> Results:
-        """The results, each after the old value that it replaces, if there is one."""
+        """Insert the old value before each result that replaces a value."""
         previous = rows.last_before(~rows.is_old)[new.rows]
         before = [state.value for state in states]
         old_values = take_or(rows.columns["value"], previous, before, rows.key_numbers[new.rows])

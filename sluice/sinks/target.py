@@ -107,7 +107,7 @@ class Published:
 
     batch: BatchId
     outputs: AbstractSet[str]
-    """The outputs of the batch, even those to which it wrote no records."""
+    """The outputs of the batch, including outputs to which it wrote no records."""
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
 

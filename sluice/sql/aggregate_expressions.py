@@ -113,7 +113,7 @@ def _function_of_one(
     arguments: Sequence[str],
     quantifier: str,
 ) -> tuple[str, str, tuple[float, ...]] | None:
-    """Name, argument and parameters of Sluice's function for a function of one column; None if there is no such one."""
+    """Name, argument and parameters of Sluice's function for a function of one column; None if Sluice has none."""
     first, *more = arguments
     match name:
         case "top":
@@ -141,7 +141,7 @@ def _function_of_one(
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages in the text, and whether it is an array. If one is no constant from 0 to 1, no percentages."""
+    """The percentages in the text (none, if any is not a constant from 0 to 1), and whether the text is an array."""
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
     percentages: list[float] = []
@@ -194,7 +194,7 @@ _INSTEAD = {
         "Compute it with corr, covar_samp, var_samp and avg.",
     ),
 }
-"""Name of a function that Sluice does not have, or not in all its forms → what to use instead."""
+"""Name of a function that Sluice does not have, or not in all its forms → the advice what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
 _SUM_DIGITS, _AVG_DIGITS = 10, 4

@@ -211,7 +211,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
         chosen = evaluation.convert(results[count], kind)
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
-    # From the last condition to the first, so that the first one that is true decides.
+    # From the last condition to the first, so that the first condition that is true decides.
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
         value = evaluation.convert(result, kind)
         chosen = _choose(evaluation, evaluation.result(condition), value, chosen)
@@ -240,7 +240,7 @@ def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Res
 
 
 def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
-    """Whether a value is one of several. Spark computes them one after the other, until one is equal."""
+    """Whether a value equals one of several options. Spark computes the options in order, until an option is equal."""
     value, *options = evaluation.arguments(expression)
     is_equal, failed = pa.scalar(False), value.failed
     for option in options:

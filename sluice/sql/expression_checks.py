@@ -294,7 +294,7 @@ def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) ->
     first, *rest = (part.name for part in column.parts)
     kind = types.get(first, "")
     for name in rest:
-        # Only Spark knows what a path into such a value reads.
+        # Only Spark can resolve a path into an array, a map or a VARIANT.
         if not kind or kind.startswith(("ARRAY", "MAP", "VARIANT")):
             return
         fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}

@@ -62,7 +62,7 @@ class Signature:
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "all"]
-"""The arguments that Spark computes: from the first one, or from the last one, until an argument is null; or all."""
+"""The arguments that Spark computes: from the first or from the last argument until an argument is null, or all."""
 
 
 @dataclass(frozen=True)
@@ -456,7 +456,7 @@ _CASTS = {
     ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"), ("TIMESTAMP", "BIGINT"),
     ("INT", "TIMESTAMP"), ("BIGINT", "TIMESTAMP"),
 }  # fmt: skip
-"""The casts that Arrow computes, besides those to the same type and to STRING."""
+"""The casts that Arrow computes, besides casts to the same type and to STRING."""
 _SAFE_CASTS = {
     ("INT", "BIGINT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"), ("DECIMAL", "DOUBLE"), ("BOOLEAN", "INT"),
     ("BOOLEAN", "BIGINT"), ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"),

@@ -174,7 +174,7 @@ _NULL = TypedExpression(exp.Null(), exp.Null, Signature(VOID, ()), ())
 
 
 def type_of(expression: str | exp.Expr, types: Types) -> str:
-    """The Spark SQL type of an expression over columns of these types; empty if unknown, or if it is always null."""
+    """The Spark SQL type of an expression over columns of these types; an empty text if unknown or always null."""
     kind = type_expression(expression, types).type
     return "" if kind == VOID else kind
 

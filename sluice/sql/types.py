@@ -60,7 +60,7 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def common_type(kinds: Iterable[str]) -> str:
-    """The type to which Spark converts values of these types; empty if unknown, or if the conversion can fail."""
+    """The type to which Spark converts values of these types; an empty text if unknown, or if it can fail."""
     different = {kind for kind in kinds if kind != VOID}
     if not different:
         return VOID

@@ -246,7 +246,8 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
                 next_step="Rename it.",
             )
         types[field.encode_name] = _sql_type(field.type, name)
-        # msgspec.inspect does not report UNSET: a field that is not required and has no default has UNSET.
+        # msgspec.inspect does not report UNSET: it is the default of a Struct's field that has no default here and is
+        # not required.
         if isinstance(kind, inspect.TypedDictType) and not field.required and not _allows_none(field.type):
             raise TopologyError(
                 f"{name}: a row has every field, so a field that may be left out is None in Python functions.",

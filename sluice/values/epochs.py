@@ -106,7 +106,7 @@ def with_epoch_numbers(value: Any) -> Any:
     written = _json_type(contract)
     if written is contract:
         return value
-    # Plain data has the tags by which msgspec chooses the members of unions.
+    # The value becomes plain data first, because this includes the tags by which msgspec chooses a union's member.
     plain = msgspec.to_builtins(value, builtin_types=_EXACT)
     return msgspec.convert(plain, written, dec_hook=_number_from_time)
 
@@ -191,7 +191,7 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
         with_numbers,
         tag=config.tag,
         tag_field=config.tag_field,
-        # msgspec chooses the contract's member of a union by an attribute with the tag.
+        # If the contract is a member of a union, msgspec recognizes the member by this attribute, which has the tag.
         namespace={} if config.tag_field is None else {config.tag_field: config.tag},
         forbid_unknown_fields=config.forbid_unknown_fields,
         kw_only=True,
@@ -215,7 +215,7 @@ def _typed_dict_in_json(contract: Any) -> Any:
     if written == hints:
         return contract
     for name, hint in written.items():
-        # A base class can have a totality of its own.
+        # A field may be optional only in a base class, which has a `total` of its own.
         if name not in contract.__required_keys__ and get_origin(hint) not in (Required, NotRequired):
             written[name] = NotRequired[hint]
     return TypedDict(contract.__name__, written)  # type: ignore[operator]

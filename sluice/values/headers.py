@@ -65,7 +65,7 @@ class Headers:
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """These headers without those of this name, and a new header of this name at the end."""
+        """These headers with all headers of this name removed, and a new header of this name at the end."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:

@@ -42,8 +42,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
     """Record what the block reads. Yields a function that returns the inputs; None if a file has just changed.
 
-    Python cannot remove the hook that sees opened files, so this is for processes that end soon
-    after.
+    Python cannot remove the hook that is called for each opened file, so call this only in a process that ends soon
+    after the block.
     """
     paths: set[str] = set()
     variables: set[str] = set()

@@ -81,7 +81,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Whether a module's name is one that `load_module` makes."""
+    """Whether `load_module` has made a module's name."""
     return name.startswith(_PREFIX)
 
 

@@ -140,7 +140,7 @@ class CustomWindow:
         windows: list[Bounds] = []
         for window in returned:
             match window:
-                # `int()` would match a bool, too, which is no time.
+                # The pattern `int()` would also match a bool, which is not a time.
                 case (start, end) if type(start) is type(end) is int and 0 <= start <= time < end <= _LAST_END:
                     windows.append((start, end))
                 case _:

@@ -271,7 +271,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Return the aggregate of two merged sessions: the only aggregate if one of the sessions has none."""
+        """Return the aggregate of two merged sessions: if one has no aggregate, the aggregate of the other session."""
         if earlier is None or later is None:
             return later if earlier is None else earlier
         self._remember(earlier)

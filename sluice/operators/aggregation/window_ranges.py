@@ -86,7 +86,7 @@ class WindowRanges:
 def reach_of(window: SpreadWindow) -> int:
     """How far apart two neighbours may be, in ms.
 
-    Neighbours are records of a key that can share windows, or one of which decides which windows the other has.
+    Two records of a key are neighbours if they can share a window, or if the windows of one record depend on the other.
     """
     match window:
         case Window():

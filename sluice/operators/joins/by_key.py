@@ -203,7 +203,7 @@ class _SideOfRows:
         self._stored_values = [value for value, _ in stored]
         self._before, self._after = rows.last_before(of_side), rows.last_up_to(of_side)
         self._last = rows.last_of_keys(of_side)
-        # A tombstone has no time: the side then does not count for a result's time.
+        # A tombstone has no time, so that a result then has only the time of the other side.
         times = np.where(rows.has_value, rows.times, -1)
         self._times = np.concatenate((times, np.array([time for _, time in stored], np.int64)))
         has_value = np.array([value is not None for value in self._stored_values], bool)
@@ -219,7 +219,7 @@ class _SideOfRows:
 
     @property
     def times(self) -> Times:
-        """The time of the side's value after each row; -1 if it has none."""
+        """The time of the side's value after each row; -1 if the side has no value."""
         return self._times[self._places(self._after)]
 
     def before(self, chosen: Indices) -> pa.Array:
@@ -231,14 +231,14 @@ class _SideOfRows:
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
-        """The number, the last value and its time of each key that the rows have changed."""
+        """For each key that the rows have changed: its number, its last value, and the value's time."""
         keys = np.flatnonzero(self._last >= 0)
         last = self._last[keys]
         values = self._rows.columns["value"].take(pa.array(last)).to_pylist()
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Where the values of rows are, and those of the key's state in place of -1: behind all rows."""
+        """The places of values: a row's index, or in place of -1 the place of the state's value, behind all rows."""
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
     def _values(self, indices: Indices, chosen: Indices) -> pa.Array:
@@ -246,7 +246,7 @@ class _SideOfRows:
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
-    """The values, with null for those that are not chosen."""
+    """The chosen values, and null in place of the others."""
     return pc.if_else(pa.array(chosen), values, None)
 
 

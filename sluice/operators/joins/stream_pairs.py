@@ -1,7 +1,7 @@
 """Finds all matching pairs of an inner join of two streams at once, with a sorted merge.
 
-Both sides are sorted by key and time, so that the matches of a record of the left side follow each other. The later
-record of a pair, by position, is the one that causes the result in `StreamJoin.process`.
+Both sides are sorted by key and time, so that the matches of a record of the left side follow each other. As in
+`StreamJoin.process`, the record of a pair that came later causes the result.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from sluice.operators.joins.streams import Sides
 
 _MOST_PAIRS = 2_000_000
-"""More pairs than these at once would need more memory than one row after the other."""
+"""The most pairs that are found at once. With more pairs, the rows are processed one by one, to save memory."""
 
 
 @dataclass(frozen=True)
 class _Records:
-    """Records of both sides: those of the rows, then those of the states. Rows and records have the same numbers."""
+    """The records of both sides: first the rows, with their indices as numbers, then the records in the states."""
 
     keys: Indices
     """The number of each record's key."""
     times: Times
     sides: Indices
     order: Indices
-    """The order in which the records have come. It is negative for those of the states."""
+    """The order in which the records came. Records in the states came earlier, so their numbers are negative."""
     values: pa.Array
 
     @classmethod
@@ -64,7 +64,7 @@ class _Records:
 def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
     """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
     latest = rows.stream_times["left"], rows.stream_times["right"]
-    # If a key has rows of several partitions, an earlier row may have expired more than a later one.
+    # If a key has rows of several partitions, an earlier row may have let more records expire than a later row.
     if not all(_never_decreases(times, rows) for times in latest):
         return None
     records = _Records.of(states, rows)
@@ -75,7 +75,7 @@ def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRow
     left, right = pairs
     of_right = records.order[right] > records.order[left]
     cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-    # Two records of states have met in an earlier batch; such a pair has the row -1 for a moment.
+    # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is left out below.
     row = records.order[cause].clip(-1)
     latest_of_other = np.where(of_right, latest[LEFT][row], latest[RIGHT][row])
     is_match = (row >= 0) & (records.times[other] > lateness.last_expired(latest_of_other))
@@ -107,7 +107,7 @@ def _pairs(lateness: JoinLateness, records: _Records, has_value: Mask) -> tuple[
     """The left and the right record of each pair within the window; None if there are too many pairs."""
     left, right = (records.sorted_side(side, has_value) for side in (LEFT, RIGHT))
     times_of_right = np.unique(records.times[right])
-    # The place of a time among the different times, so that key and time fit one number.
+    # A time is replaced by its place among the different times, so that key and time fit into one number.
     keys_of_right = records.keys[right] * (len(times_of_right) + 1)
     places_of_right = keys_of_right + np.searchsorted(times_of_right, records.times[right])
     keys_of_left = records.keys[left] * (len(times_of_right) + 1)

@@ -60,7 +60,7 @@ class Watch(msgspec.Struct, array_like=True):
     """The times of each side's waiting records, sorted."""
 
     def look(self, stream_time: int, last_unmatched: tuple[int, int]) -> None:
-        """Remove each side's times up to `last_unmatched`: those records are sent unmatched at `stream_time`."""
+        """Remove each side's times up to `last_unmatched`, whose records are sent unmatched at `stream_time`."""
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
             del times[: bisect_right(times, last)]
@@ -71,7 +71,7 @@ class Watch(msgspec.Struct, array_like=True):
         """The time at which Kafka Streams' iteration over the remaining records stops.
 
         That is the time of the first record that follows the first records of both sides. Records of the right side
-        sort before those of the left side with the same time.
+        sort before records of the left side with the same time.
         """
         left, right = self.waiting
         if left[0] >= right[0]:
@@ -146,14 +146,17 @@ class StreamJoin:
         self._forget_expired(state, row.latest_of_sides)
 
     def process_columns(self, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
-        # The search for unmatched records depends on what each record has matched before.
+        # An outer join needs to know which records have been matched by the earlier rows, so it has no column form.
         results = None if self._is_outer else join_columns(self.lateness, states, rows)
         if results is not None:
             self._keep_unexpired(states, rows)
         return results
 
     def _keep_unexpired(self, states: Sequence[Sides], rows: KeyedRows) -> None:
-        """Store the rows' records, and forget those that can no longer be matched after the last row of each key."""
+        """Store the rows' records, except records that can no longer be matched after the last row of their key.
+
+        Forget stored records that can no longer be matched, too.
+        """
         last = rows.last_of_keys(rows.has_value)
         latest = zip(*(rows.stream_times[name][last].tolist() for name in ("left", "right")), strict=True)
         for state, index, latest_of_sides in zip(states, last.tolist(), latest, strict=True):
