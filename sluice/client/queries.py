@@ -53,8 +53,8 @@ _ERRORS: dict[int, type[SluiceError]] = {
 _ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000
-"""The keys in a request have at most this many characters. Many servers and proxies limit its first
-line to 8 KB."""
+"""The keys in a request have at most this many characters. Many servers and proxies limit the first
+line of a request to 8 KB."""
 _SHORT_SECONDS = 2.0
 """If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
@@ -139,7 +139,7 @@ class Queries:
     async def multi_get(self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]) -> Entries:
         """The values of several keys, in the given order. Omits keys without a value.
 
-        Sends several requests if the keys make one too long; all answers are from one snapshot.
+        Sends several requests if one would be too long for the keys; all answers are from one snapshot.
         """
         first, *others = _requested_keys([*dict.fromkeys(map(lookup_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
@@ -334,7 +334,7 @@ class Connection:
 def _require_url(address: str) -> None:
     """Raise SettingsError if the address is not the URL of a server.
 
-    The error omits it, as it may have a password.
+    The error does not show the address, because it may contain a password.
     """
     try:
         url = httpx.URL(address)

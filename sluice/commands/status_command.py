@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
 _WATCH_SECONDS = 3.0
-"""How long the command watches an open transaction; most producers end theirs earlier."""
+"""How long the command watches an open transaction; most producers end their transactions earlier."""
 
 
 def status() -> None:
@@ -49,7 +49,7 @@ def status() -> None:
         broken = {file.name for file in loaded.broken}
         problems += [str(file.error) for file in loaded.broken]
         for name in sorted({pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken):
-            # The files that this command has loaded say more than what another process has recorded.
+            # This command has loaded the files itself, so it ignores failures of files that other processes recorded.
             failures = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
             state = "broken" if name in broken else trouble_of({failure.kind for failure in failures}) or "ok"
             problems += map(_problem, failures)

@@ -68,7 +68,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     errors: list[str] = []
 
     def on_error(error: KafkaError) -> None:
-        # librdkafka first reports why each broker cannot be reached, and then that all are down.
+        # librdkafka first reports why each broker cannot be reached, and then that all brokers are down.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             errors.append(error.str())
 

@@ -25,7 +25,7 @@ class HeldPartitions:
         seen."""
 
     def since(self, lag: Lag, now: datetime) -> datetime | None:
-        """When the oldest transaction that holds back records of a lag was first seen; None if there is no such one."""
+        """When the oldest transaction that holds back a lag's records was first seen; None without a transaction."""
         times: list[datetime] = []
         for topic, ends in lag.held_ends.items():
             for partition, offset in ends.items():

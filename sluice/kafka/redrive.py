@@ -85,7 +85,7 @@ def redrive(
     producer_settings = {
         "transactional.id": f"sluice.{pipeline}.redrive",
         "linger.ms": 5,
-        # A broker refuses whole batches, so each record gets its own.
+        # A broker refuses whole batches, so each record gets a batch of its own.
         "batch.num.messages": 1,
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
@@ -141,9 +141,9 @@ def _obstacle(
     partitions: Mapping[str, int],
     markers: Mapping[tuple[int, int], Marker],
 ) -> str:
-    """Like `redrive_obstacle`.
+    """Like `redrive_obstacle`, but also checks the partition of the dead letter's record and the filter `chosen`.
 
-    `partitions` has each topic that the pipeline reads, and its number of partitions.
+    `partitions`: each topic that the pipeline reads → its number of partitions.
     """
     obstacle = redrive_obstacle(letter, partitions, markers.get((letter.partition, letter.offset)))
     if obstacle:

@@ -151,9 +151,9 @@ def read_topic(
     topic: str,
     since_ms: int | None = None,
 ) -> Iterator[Message]:
-    """The committed records of a topic from its beginning to its current end, each partition's in order.
+    """The committed records of a topic from its beginning to its current end, in the order of each partition.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later one.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later timestamp.
     Raises BrokersUnreachable if no broker answers.
     """
     with configuration_errors():

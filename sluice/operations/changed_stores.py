@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class _State:
-    """The current generation, while its lease is held, and how the pipeline has changed since."""
+    """The current generation, while its lease is held, and how the stores of the changed pipeline differ from it."""
 
     info: GenerationInfo
     published: Snapshot
@@ -206,9 +206,9 @@ class ChangedStores:
         before: _State,
         part: ComputedStores,
     ) -> _State:
-        """The state now.
+        """Read the state again.
 
-        Raises EngineError if another command has replaced it, or removed the changed stores.
+        Raises EngineError if another command has replaced the state, or removed the changed stores.
         """
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)

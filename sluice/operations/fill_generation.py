@@ -1,4 +1,4 @@
-"""Fills the shards of a new generation with the kept state of the old one and the computed state of changed stores.
+"""Fills a new generation's shards with the kept state of the old generation and the computed state of changed stores.
 
 The old generation and the generation of the changed stores number their groups and operators
 differently. If a group has kept and changed stores, its rows combine values from both generations.

@@ -102,7 +102,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 def _shards(
     ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
 ) -> tuple[Shard, ShardCopy | None] | None:
-    """The shard to be moved, and its copy: no copy after an earlier move; None if there is no shard."""
+    """The shard to be moved and its copy, or no copy if an earlier move has made it; None if there is no shard."""
     worker = next((worker for worker in info.workers if worker.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None

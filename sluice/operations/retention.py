@@ -67,9 +67,8 @@ def retain(
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
     """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many batches are gone.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
-    batch whose snapshot is kept, or of whose records the topics still have some, stays, and so do
-    all later batches.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. Batches stay
+    from the first batch whose snapshot is kept, or of which the topics still have a record.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:

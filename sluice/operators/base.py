@@ -18,7 +18,7 @@ LEFT, RIGHT, MOVED = 0, 1, 2
 READ = 100
 """The side of the rows of the first table that a processor reads; the sides of its other tables follow."""
 DEFAULT_OUTPUT = "output"
-"""The name of an operator's output. Only a processor can have others."""
+"""The name of an operator's output. Only a processor can have other outputs."""
 AHEAD = 3
 """AHEAD + LEFT and AHEAD + RIGHT are the sides of a change that a `TableJoin` gets ahead of its turn.
 
@@ -62,7 +62,7 @@ class Row(msgspec.Struct):
     """
     old: bool = False
     """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
-    and `after`: the old value, then the new one."""
+    and `after`: the old value, then the new value."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: the largest event times of the left and the right stream, including this row.
@@ -81,7 +81,7 @@ class Output(Protocol):
     """Receives the results of an operator."""
 
     headers: str | None
-    """The headers of the next results, as JSON: the current row's headers, unless the operator sets others."""
+    """The headers of the next results, as JSON: the current row's headers, unless the operator sets other headers."""
 
     @property
     def cause(self) -> int:

@@ -171,7 +171,7 @@ class Store(Generic[V]):
         """Set the value and restart its time to live."""
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
-        # This fails for surrogates, which no database stores.
+        # This raises an error for surrogates, which no database stores.
         if not key.isascii():
             key.encode()
         stored = self._as_read(value)
@@ -309,7 +309,7 @@ class ContextBase:
         time: int | None,
         headers: HeadersArgument | None,
     ) -> None:
-        """Send a record to an output; a key that is not a str becomes its text."""
+        """Send a record to an output; a key that is not a str is turned into text."""
         text_of_key = key_text(key)
         if text_of_key is not None:
             require_key(text_of_key)
@@ -383,7 +383,7 @@ class ContextBase:
             raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
 
     def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
-        # This fails for surrogates, which no database stores.
+        # This raises an error for surrogates, which no database stores.
         name.encode()
         timers = self._timers_of(clock)
         self._journal.change(timers, name)

@@ -77,15 +77,15 @@ class Latest(Timeless):
 
 
 LATE = "late"
-"""The output of a versioned table for updates that are earlier than their key's latest one."""
+"""The output of a versioned table for records that are earlier than the latest record of their key."""
 
 
 class LatestVersion:
-    """A versioned table: of a key's records, the one with the latest time wins.
+    """A versioned table: the record with the latest time is the key's row.
 
-    A record is late if it is more than `history_ms` before stream time. A record that is earlier than its key's latest
-    one goes to the output LATE, for joins that look up versions. For these records, a deletion is remembered for the
-    history, too.
+    A record is late if it is more than `history_ms` before stream time. Any other record that is earlier than the
+    key's latest record goes to the output LATE, for joins that look up versions. To recognize such records, the state
+    keeps the time of a deletion for `history_ms`.
     """
 
     state_type: Any = LatestValue

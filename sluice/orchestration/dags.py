@@ -43,8 +43,9 @@ _POINTS = {
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""Airflow's environment variable with the value `client` in the DAG processor. In other programs,
-for example `airflow dags reserialize`, an import error is fatal."""
+"""The environment variable that Airflow sets to `client` in the DAG processor. Only there, broken
+files are reported as import errors: in other programs, such as `airflow dags reserialize`, an import
+error is fatal."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 

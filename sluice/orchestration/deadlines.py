@@ -38,7 +38,7 @@ class Age:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
         `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
-        the newest snapshot. The data are overdue if, for the time of the deadline, there have been
+        the newest snapshot. The data are overdue if, for as long as the deadline, there have been
         unread records or their number has been unknown, and if the newest snapshot is at least as
         old as the deadline.
         """

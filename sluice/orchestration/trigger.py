@@ -93,7 +93,7 @@ class Burst:
             self._seen, self._same_since = lag.ends, now
         if now - self._same_since < self.settle_s and now - self._first_at < self.max_wait_s:
             return False
-        # The next burst begins after the records that this event is for.
+        # The next burst begins after the records of this event.
         self._seen, self._fired, self._fired_at, self._busy_at = None, lag.ends, now, now
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -325,7 +325,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
         """The failure of a pipeline whose run Airflow does not start; None if it has not waited long."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
-        # A run that has failed before a driver had the lease has started.
+        # If a run has failed since then, Airflow has started it, although no driver has taken the lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.at >= since):
             return None
         error = NoSlot(f"A run was asked for {unanswered_s:.0f} s ago, and no driver has started.")
@@ -347,7 +347,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
-    """The failure of a pipeline whose records a transaction has held back for long; None if there is no such one."""
+    """The failure of a pipeline whose records a transaction has held back for long; None without such a transaction."""
     now = datetime.now(UTC)
     since = held.since(lag, now)
     if since is None or (now - since).total_seconds() <= HELD_SECONDS:

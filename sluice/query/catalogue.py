@@ -142,7 +142,7 @@ class Catalogue:
         return newest.pin(store.name)
 
     async def newest(self, pipeline: str) -> PipelineSnapshot | None:
-        """The newest snapshot of a pipeline, or None before the first."""
+        """The newest snapshot of a pipeline, or None before the first snapshot."""
         return await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:

@@ -33,7 +33,7 @@ def parse_moment(name: str, text: str) -> datetime:
 
 
 _FEWEST_DIGITS = 10
-"""Fewest digits of epoch milliseconds: 2022 is a year, and 20221205 a date."""
+"""A number with fewer digits is not epoch milliseconds: 2022 is a year, and 20221205 a date."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 decode = msgspec.json.Decoder(float_hook=Decimal).decode
-"""Decodes JSON, with the digits of its numbers."""
+"""Decodes JSON without losing digits of its numbers."""
 
 _NANOSECONDS = re.compile(r"[.,]\d{6}\d*[1-9]")
 """A fraction of a second that Python's `datetime` shortens."""

@@ -52,7 +52,7 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""An author's Python functions by the names under which SQL calls them."""
+"""Name under which SQL calls it → an author's Python function."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
@@ -74,7 +74,7 @@ class _Evaluation:
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression and its result. Keeping the expression reserves its id."""
+    """Id of an expression → the expression and its result. While the expression is kept, no other gets its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:

@@ -26,7 +26,7 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         try:
             return _column(_decoder(declared)(together), kind)
         except msgspec.DecodeError:
-            pass  # a text in place of another type, or another type in place of a text
+            pass  # the JSON has a text in place of another type, or another type in place of a text
     return values_one_by_one(texts, kind)
 
 

@@ -23,8 +23,9 @@ from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
-"""sqlglot calls about 15 functions for each bracket, and the planner two or three for each level of the parsed
-expression. Python allows 1,000 calls, of which Airflow and the author's code also need some."""
+"""Limits of nested brackets and of levels of the parsed expression, because Python allows 1,000 nested calls: sqlglot
+needs about 15 calls for each bracket, and the planner two or three for each level. Airflow and the author's code also
+need some."""
 
 
 @dataclass(frozen=True)

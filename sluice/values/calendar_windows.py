@@ -123,7 +123,7 @@ class CalendarWindow:
         return self.start_of(number), self.start_of(number + self.periods)
 
     def exists(self, number: int) -> bool:
-        """Whether the period exists, because the clocks do not skip it."""
+        """Whether the period exists: the clocks of a zone can skip a whole period."""
         # In a zone that changes its side of the date line, such as Samoa in
         # 2011, the clocks skip a whole day.
         return self.start_of(number) < self.start_of(number + 1)

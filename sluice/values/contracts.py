@@ -44,7 +44,7 @@ _SIMPLE: dict[type[inspect.Type], str] = {
 
 
 _DEEPEST = 40
-"""Limit for nested objects; a contract that exceeds it contains itself."""
+"""Limit for nested objects; a contract that exceeds it is taken to contain itself."""
 
 
 def name_of(kind: Any) -> str:

@@ -20,7 +20,7 @@ import msgspec
 _UNSTABLE = ("/proc/", "/sys/")
 """Files below these folders are not recorded, because their contents differ at each read."""
 _SETTLED_SECONDS = 2.0
-"""A file changed more recently than this may change again without a new modification time, which is not precise."""
+"""A file changed within these seconds may change again and keep its modification time, which is not precise."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):

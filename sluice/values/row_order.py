@@ -41,7 +41,7 @@ def result_path(path: bytes, number: int) -> bytes:
     return path + _element(number)
 
 
-# Most rows have the same few numbers of results.
+# Cached, because the results of most rows have the same few numbers.
 @lru_cache
 def _element(number: int) -> bytes:
     return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
@@ -55,7 +55,7 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """The path of a release that no record has caused: a timer of the operator, or a result that it held back.
+    """The path of a release that no record has caused: a timer of the operator, or a result that it has held back.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """

@@ -61,7 +61,7 @@ class PostgresTable:
 
     @property
     def output(self) -> str:
-        """The name in counts, audits and messages. No topic can have it, because of the colon."""
+        """The table's name in counts, audits and messages. No topic can have this name, because of the colon."""
         return f"{self.connection}:{self.name}"
 
     @property
@@ -75,7 +75,7 @@ class PostgresTable:
         return f"in {self.connection}"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have this name; empty if a column can have it."""
+        """Why no column of such a table can have this name; an empty text if a column can have it."""
         if name in _SYSTEM_COLUMNS:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
@@ -90,7 +90,7 @@ class PostgresTable:
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
+        """The columns that identify a row, with their Spark SQL types; an empty text for the key's column."""
         return _identity_columns(self.key, is_windowed)
 
 
@@ -137,7 +137,7 @@ class DeltaTable:
 
     @property
     def output(self) -> str:
-        """The name in counts, audits and messages. No topic can have it, because of the colon."""
+        """The table's name in counts, audits and messages. No topic can have this name, because of the colon."""
         return f"delta:{self.name}"
 
     @property
@@ -151,7 +151,7 @@ class DeltaTable:
         return "in Delta Lake"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have this name; empty if a column can have it."""
+        """Why no column of such a table can have this name; an empty text if a column can have it."""
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
 
@@ -160,7 +160,7 @@ class DeltaTable:
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """The columns that identify a row, with their Spark SQL types; the type of the key's column is empty."""
+        """The columns that identify a row, with their Spark SQL types; an empty text for the key's column."""
         return _identity_columns(self.key, is_windowed)
 
 

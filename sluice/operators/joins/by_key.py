@@ -175,7 +175,7 @@ class TableJoin(Timeless):
     def _sends_tombstone(self, state: TablePair, side: int) -> bool:
         """Whether a change of this side sends a tombstone if the join has no result before and after the change.
 
-        As in Kafka Streams, it does if the other side has a value, except for the right side of a left join.
+        As in Kafka Streams, the join sends it if the other side has a value, except for the right side of a left join.
         """
         other = state.left if side == RIGHT else state.right
         return other is not None and (self.how == "inner" or side != RIGHT)

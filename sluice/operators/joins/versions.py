@@ -12,7 +12,7 @@ from sluice.operators.joins.by_key import joined
 from sluice.operators.lateness import last_forgotten
 
 Version = tuple[int, str | None]
-"""A row's value from this time on; None from its deletion on."""
+"""The time from which a version of a row is valid, and the row's value; None if the row was deleted at this time."""
 
 
 class HeldRecord(msgspec.Struct, array_like=True):
