@@ -35,7 +35,7 @@ Sums = tuple[int, tuple[Any, ...]]
 
 
 class Statistic(Accumulator):
-    """A statistic of values. `products` computes a value's products; `result_of` computes the result from their sums."""
+    """A statistic. `products` computes a value's products; `result_of` computes the result from their sums."""
 
     def __init__(
         self,
