@@ -315,7 +315,7 @@ class _Transport(asyncio.Transport):
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            # Asyncio's transport pauses the writer when it holds this much data, so it must get the data.
+            # The wrapped transport pauses the writer when it holds this much data, so it must get the data now.
             self.flush()
 
     @override

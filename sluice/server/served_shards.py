@@ -129,7 +129,7 @@ class ServedShards:
 
 
 def identity_of(base_url: str) -> str:
-    """The identity of a state server: a random number in the folder of its shards, or a hash of its database's URL."""
+    """A state server's identity: a random number in the folder of its shards, or a hash of its database's address."""
     url = database_url(base_url)
     if url.get_backend_name() != "sqlite":
         return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, whichever of them was backed up.
+"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, even if the other was backed up.
 
 Unlike an import, a restore copies files that nobody uses. It compares them with the backup's
 checksums.

@@ -168,7 +168,7 @@ class Aggregate(Timeless, Aggregation):
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # Without windows, Kafka Streams drops records without a value; with windows, it aggregates them.
+        # Without windows, Kafka Streams drops records without a value; in most windows, it aggregates them.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
         elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
