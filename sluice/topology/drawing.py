@@ -7,6 +7,7 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
+from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
 
 # Characters that XML does not allow even when escaped.
@@ -35,6 +36,8 @@ def title(node: nodes.Node) -> str:
             return "emit on window close"
         case nodes.Suppress():
             return f"suppress until {node.until.replace('_', ' ')}"
+        case nodes.Apply(function=NoTopic()):
+            return "route"
         case nodes.Apply(gives="nothing"):
             return "peek"
         case nodes.Apply():

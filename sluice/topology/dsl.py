@@ -1168,6 +1168,7 @@ class Stream(Handle[V]):
         """The tables that a processor can read. Raises TopologyError if it cannot read one of them."""
         arguments.require_instance(where, tables, Mapping, "tables={name: table}")
         for name, table in tables.items():
+            arguments.require_instance(where, name, str, "the name of a table (str)")
             arguments.require_instance(where, table, Table, f"a table as tables[{name!r}]")
             self._require_same_pipeline(where, table)
             # The rows of a windowed table have a key and a window.

@@ -191,8 +191,12 @@ class Pipeline(Graph):
                 "invalid_time": invalid_time,
                 "on_error": on_error,
             }
+            where = f"{self.name}: stream at {source_line()}"
+            arguments.require_instance(where, topic, Sequence, "a topic, or a list of topics")
             if not topic:
-                raise TopologyError(f"{self.name}: stream([]) at {source_line()}: there is no topic to read.")
+                raise TopologyError(f"{where}: there is no topic to read.")
+            for name in topic:
+                arguments.require_instance(where, name, str, "the name of a topic (str)")
             first, *others = (self.stream(name, **options) for name in topic)
             return first.merge(*others) if others else first
         source = self._source(

@@ -106,6 +106,23 @@ def test_each_stream_has_a_function_of_its_own(drive: Drive, cut: bool) -> None:
     assert driver.store("visits")["ann", 1_000, 5_000]["spent"] == 12
 
 
+def test_a_dead_letter_has_the_value_that_the_function_got(drive: Drive) -> None:
+    pipeline = Pipeline("sessions", max_failures=1.0)
+    clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
+    both = clicks.group_by_key().cogroup(clicked).cogroup(sales.group_by("customer"), refused)
+    both.aggregate(Total, store="totals", returns=Total)
+    driver = drive(pipeline)
+    driver.pipe("sales", {"customer": "ann", "amount": 5}, key="till")
+    driver.pipe("clicks", "home", key="ann")
+    (letter,) = driver.dead_letters()
+    assert (letter.key, letter.value) == ("ann", {"customer": "ann", "amount": 5})
+    assert driver.store("totals") == {"ann": {"clicks": 1, "spent": 0, "last": "home"}}
+
+
+def refused(total: Total, sale: Sale) -> Total:
+    raise ValueError(f"no sale of {sale.amount}")
+
+
 def grouped(pipeline: Pipeline) -> Any:
     return pipeline.stream("clicks", value=str).group_by_key()
 

@@ -321,6 +321,8 @@ def test_a_processor_cannot_read_what_is_no_table_of_plain_keys(drive: Drive) ->
         numbers.process(Converted, tables={"counts": windows})
     with pytest.raises(TopologyError, match=r"expected a table as tables\['numbers'\], got Stream"):
         numbers.process(Converted, tables={"numbers": numbers})  # type: ignore[dict-item]
+    with pytest.raises(TopologyError, match=r"expected the name of a table \(str\), got int: 1"):
+        numbers.process(Converted, tables={1: pipeline.table("rates", value=int)})  # type: ignore[dict-item]
     numbers.process(Converted, returns=list[int])
     driver = drive(pipeline)
     driver.pipe("numbers", 1, "a")

@@ -37,6 +37,7 @@ def test_each_record_goes_to_the_topic_that_is_chosen_for_it(drive: Drive, how: 
     assert written == {"orders_eu": [(0, "0"), (2, "2")], "orders_us": [(1, "1")]}
     letters = driver.dead_letters()
     assert [letter.value["id"] for letter in letters] == [3, 4]
+    assert {letter.headers["sluice.step"] for letter in letters} == {"route"}
     assert {letter.headers["sluice.detail"] for letter in letters} == {
         "ValueError: none of the topics orders_eu, orders_us was chosen for the record"
     }
@@ -83,5 +84,9 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         orders.route("place", ["eu"])
     with pytest.raises(TopologyError, match=r"partition: <lambda>\(\) must take \(value\) or \(key, value\)"):
         orders.to("out", partition=lambda: 1)  # type: ignore[arg-type]
-    with pytest.raises(TopologyError, match=r"stream\(\[\]\) at .*: there is no topic to read"):
+    with pytest.raises(TopologyError, match=r"stream at .*: there is no topic to read"):
         pipeline.stream([], value=Order)
+    with pytest.raises(TopologyError, match=r"expected the name of a topic \(str\), got int: 1"):
+        pipeline.stream([1], value=Order)  # type: ignore[list-item]
+    with pytest.raises(TopologyError, match="expected a topic, or a list of topics, got int: 1"):
+        pipeline.stream(1, value=Order)  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ class Aggregation(BaseAggregation):
         except BaseException as error:
             self._windows_added_to.clear()
             self._restore(state, before)
-            out.reject(error, row.key, row.value, row.time)
+            out.reject(error, row.key, self.calculation.rejected(row.value), row.time)
         else:
             out.release()
             if self._windows_added_to:

@@ -43,6 +43,9 @@ class Calculation(Protocol):
         Each call gets a value of its own, because an author's function may change its arguments.
         """
 
+    def rejected(self, value: str | None) -> str | None:
+        """What the dead letter of a row has as the row's value."""
+
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with the value added. May modify its argument."""
 
@@ -126,6 +129,9 @@ class Functions:
             arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
         return arguments
+
+    def rejected(self, value: str | None) -> str | None:
+        return value
 
     def _arguments(self, value: str) -> Any:
         arguments = self._decode(value)
@@ -253,6 +259,9 @@ class Custom:
     def read(self, value: str | None) -> Any:
         return None if value is None else self._decode(value)
 
+    def rejected(self, value: str | None) -> str | None:
+        return value
+
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         if aggregate is None:
             if self._initializer is None:
@@ -343,6 +352,11 @@ class Cogrouped(Custom):
             return None
         stream, data = _decode_numbered(value)
         return stream, self._decoders[stream].decode(data)
+
+    @override
+    def rejected(self, value: str | None) -> str | None:
+        """The value without the number of its stream, which the author does not know."""
+        return None if value is None else bytes(_decode_numbered(value)[1]).decode()
 
     def _add_of_stream(self, key: str, aggregate: Any, numbered: tuple[int, Any]) -> Any:
         stream, value = numbered
