@@ -53,10 +53,10 @@ def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> 
     for file in files:
         outcome = imported.get(file)
         if outcome is not None and not outcome.error:
-            found = msgspec.json.decode(outcome.name, type=FileFacts)
+            found = msgspec.json.decode(outcome.text, type=FileFacts)
             cached[file] = found.facts
             _keep(file, home, found)
-        outcomes[file] = outcome if outcome is not None and outcome.error else Outcome(name=cached[file].name)
+        outcomes[file] = outcome if outcome is not None and outcome.error else Outcome(text=cached[file].name)
     usable, broken = usable_files(outcomes)
     return [cached[file] for file in usable], broken
 

@@ -32,9 +32,10 @@ def pipeline_name(file: Path, seconds: float) -> str:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of importing a file: the name of its pipeline, or an error."""
+    """The result of importing a file: the text that `load` has returned, or an error."""
 
-    name: str = ""
+    text: str = ""
+    """By default, the name of the file's pipeline."""
     error: str = ""
     next_step: str = ""
 
@@ -47,8 +48,8 @@ def import_isolated(
 ) -> dict[Path, Outcome]:
     """Import every file in a separate process, eight at a time; kill processes that take longer than `seconds`.
 
-    `load`, a top-level function of a module, imports a file and returns its pipeline's name. The helper process may
-    take `start_seconds` to import that module.
+    `load`, a top-level function of a module, imports a file and returns a text, such as its
+    pipeline's name. The helper process may take `start_seconds` to import that module.
     """
     if not files:
         return {}
@@ -123,7 +124,7 @@ class _Child:
 
 def _outcome(file: Path, seconds: float, load: Callable[[Path, float], str]) -> Outcome:
     try:
-        return Outcome(name=load(file, seconds))
+        return Outcome(text=load(file, seconds))
     except SluiceError as error:
         return Outcome(error=error.detail, next_step=error.next_step)
 

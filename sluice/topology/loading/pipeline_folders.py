@@ -70,14 +70,14 @@ def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Bro
     files_of: dict[str, list[Path]] = {}
     for file, outcome in outcomes.items():
         if not outcome.error:
-            files_of.setdefault(outcome.name, []).append(file)
+            files_of.setdefault(outcome.text, []).append(file)
     usable: list[Path] = []
     broken: list[Broken] = []
     for file, outcome in outcomes.items():
         if outcome.error:
             broken.append(_broken(file, TopologyError(outcome.error, next_step=outcome.next_step)))
-        elif len(files_of[outcome.name]) > 1:
-            broken.append(Broken(file, outcome.name, _same_name(files_of[outcome.name], outcome.name)))
+        elif len(files_of[outcome.text]) > 1:
+            broken.append(Broken(file, outcome.text, _same_name(files_of[outcome.text], outcome.text)))
         else:
             usable.append(file)
     return usable, broken
@@ -103,7 +103,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
         if file in named or not names or file.stem == name:
             candidates.append(file)
     results = import_isolated(candidates)
-    matching = [file for file, outcome in results.items() if outcome.name == name and not outcome.error]
+    matching = [file for file, outcome in results.items() if outcome.text == name and not outcome.error]
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:
@@ -111,7 +111,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     for file, outcome in results.items():
         if outcome.error and (file in named or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
-    known = {outcome.name for outcome in results.values()}
+    known = {outcome.text for outcome in results.values()}
     known.update(chain.from_iterable(declared.values()))
     raise TopologyError(
         f"There is no pipeline {name!r} in {folder}.",
