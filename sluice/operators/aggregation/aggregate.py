@@ -7,13 +7,18 @@ A result's time is the largest time of its records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
-from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.aggregation.calculation import Calculation, Custom
+from sluice.operators.base import Output, Row, Timeless, rejects_record
+from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.encoding import IMMUTABLE
 from sluice.operators.lateness import WindowLateness, last_forgotten
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
@@ -150,6 +155,27 @@ class Aggregation(BaseAggregation):
         return not state
 
 
+@dataclass
+class _Added:
+    """What adding the values of many rows gives."""
+
+    windows: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Number of a key → the time of its aggregate, and the aggregate."""
+    results_of_rows: list[tuple[int, str | None, int]] = field(default_factory=list)
+    """The index of the row, the value and the time of each result."""
+    without_value: list[int] = field(default_factory=list)
+    """The indices of the rows without a value."""
+
+    def results(self, rows: KeyedRows) -> Results:
+        causes, values, times = zip(*self.results_of_rows, strict=True) if self.results_of_rows else ((), (), ())
+        return Results(
+            np.array(causes, np.intp),
+            pa.array(values, rows.columns["value"].type),
+            np.array(times, np.int64),
+            dropped={"null_value": np.array(self.without_value, np.intp)},
+        )
+
+
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream.
 
@@ -175,6 +201,49 @@ class Aggregate(Timeless, Aggregation):
             out.count("late")
         else:
             self._add_to_window(state, 0, None, row, out)
+
+    def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
+        """Process all rows, if an author's function makes aggregates that cannot be modified in place.
+
+        If the function fails, nothing has changed, and the rows are processed one by one to reject the one that fails.
+        """
+        if not isinstance(self.calculation, Custom) or self.retracts or self.history_ms is not None:
+            return None
+        try:
+            added = self._add_all(self.calculation, states, rows)
+        except BaseException as error:
+            if not rejects_record(error):
+                raise
+            added = None
+        if added is None:
+            return None
+        for number, window in added.windows.items():
+            states[number][0] = window
+            if self.only_last:
+                self._changed[rows.keys[number], 0] = None
+        return added.results(rows)
+
+    def _add_all(self, calculation: Custom, states: Sequence[Windows], rows: KeyedRows) -> _Added | None:
+        """Add all values, without changing the states. Returns None if an aggregate can be modified in place."""
+        added = _Added()
+        values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
+        for number, key in enumerate(rows.keys):
+            window = states[number].get(0)
+            for row in range(starts[number], starts[number + 1]):
+                # Kafka Streams drops records without a value here.
+                if values[row] is None:
+                    added.without_value.append(row)
+                    continue
+                time, aggregate = window or (times[row], calculation.new_aggregate())
+                if type(aggregate) not in IMMUTABLE:
+                    return None
+                aggregate = calculation.add(key, aggregate, calculation.read(values[row]))
+                window = added.windows[number] = max(time, times[row]), aggregate
+                if self.only_last:
+                    calculation.check(aggregate)
+                else:
+                    added.results_of_rows.append((row, calculation.result(aggregate), window[0]))
+        return added
 
     def _time_of(self, state: Windows, row: Row) -> int:
         """The time of the result that includes the row."""

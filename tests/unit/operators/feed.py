@@ -178,6 +178,8 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
             else:
                 _add(results, [rows[number] for number in numbers], ran)
         ran.states |= {key: encode_state(state) for key, state in zip(keys, states, strict=True)}
+        if isinstance(operator, Aggregation):
+            operator.send_last_results(dict(zip(keys, states, strict=True)), ran)
         _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
         first = end
     return ran

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import within
+from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import ColumnOperator
 from sluice.operators.joins import stream_pairs
@@ -17,6 +19,24 @@ from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run, run_in_columns
+
+
+def add(key: str, total: int, value: int) -> int:
+    if value == 13:
+        raise ValueError("unlucky")
+    return total + value
+
+
+def add_or_remove(key: str, total: int, value: int) -> int | None:
+    return None if value % 5 == 0 else total + value
+
+
+def append(key: str, numbers: list[int], value: int) -> list[int]:
+    numbers.append(value)
+    if value == 13:
+        raise ValueError("unlucky")
+    return numbers
+
 
 MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "table": Latest,
@@ -28,6 +48,10 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "left join with a table by a mapped key": lambda: StreamTableJoin("left", mapped=True),
     "join of streams": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
     "join of streams without grace": lambda: StreamJoin("inner", within(before="0 s", after="3 ms")),
+    "function": lambda: Aggregate(Custom(int, add, value_type=int)),
+    "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
+    "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
+    "function of lists": lambda: Aggregate(Custom(list, append, value_type=list[int])),
     "left join of streams": lambda: StreamJoin("left", within("5 ms", grace="4 ms")),
 }
 
@@ -49,7 +73,7 @@ def rows(draw: st.DrawFn) -> list[Given]:
 @pytest.mark.parametrize("name", MAKERS)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
 def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[int]) -> None:
-    by_row, by_columns = run(MAKERS[name](), rows), run_in_columns(MAKERS[name](), rows, cuts)
+    by_row, by_columns = run(MAKERS[name](), rows, cuts), run_in_columns(MAKERS[name](), rows, cuts)
     for key in {result.key for result in by_row.results}:
         # Keys meet nowhere, so only the order within a key is a result.
         assert [each for each in by_columns.results if each.key == key] == [
@@ -57,6 +81,7 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
         ]
     assert len(by_columns.results) == len(by_row.results)
     assert by_columns.dropped == by_row.dropped
+    assert sorted(by_columns.rejected) == sorted(by_row.rejected)
     assert by_columns.states == by_row.states
 
 
