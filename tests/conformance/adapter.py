@@ -391,7 +391,7 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
             return parent.process_values(
                 processor(node),
                 stores={"counts": int},
-                by="coalesce(_key, '')",
+                by="coalesce(concat('k', _key), '')",
                 tables={name: handles[name] for name in _looked_up(node)},
                 queryable=False,
                 returns=values.contract(built._kind_at(node["id"], [])),

@@ -166,6 +166,22 @@ def _process(nodes: Nodes, node: Values) -> Values:
     return _objects(node, nodes.add("process", **{"in": plain.id}), times=2 * node.times)
 
 
+def _process_values(nodes: Nodes, node: Values) -> Values:
+    """Numbers the records of a key, and looks up two tables by another key than that of the record."""
+    number: Expression = ["count_so_far"]
+    for table in ("t", "w"):
+        number = ["+", number, ["not_null", ["lookup", table, node.text]]]
+    value = ["struct", {"n": _small(number), "g": ["concat", node.text]}]
+    return _objects(node, nodes.add("process_values", **{"in": node.id}, value=value))
+
+
+def _punctuate(nodes: Nodes, node: Values) -> Values:
+    about = {"type": "stream_time", "every_ms": 7, "reset": False, "forward": False}
+    made = nodes.add("punctuate", **{"in": node.id}, **about)
+    value = ["struct", {"n": _small(["+", ["field", "n"], ["field", "at"]]), "g": ["key"]}]
+    return _objects(node, nodes.add("map_values", **{"in": made}, value=value))
+
+
 AGGREGATES: tuple[tuple[str, str], ...] = (("s", "sum"), ("l", "collect_list"))
 
 
@@ -362,6 +378,8 @@ def _all_steps() -> Iterator[Step]:
     yield Step("deduplicate", "stream", "stream", _deduplicate)
     yield Step("map by a function", "stream", "stream", double)
     yield Step("process", "stream", "stream", _process)
+    yield Step("process_values", "stream", "stream", _process_values)
+    yield Step("punctuate", "stream", "stream", _punctuate)
     yield Step("to_table", "stream", "table", _to_table)
     for group in ("key", "text"):
         yield Step(f"aggregate by {group}", "stream", "table", partial(aggregate, group, None))

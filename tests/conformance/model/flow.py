@@ -35,6 +35,8 @@ class Record:
     key: Key
     value: Any
     time: int
+    headers: tuple[tuple[str, str | None], ...] = field(default=(), compare=False)
+    """The headers, as far as steps without a state pass them on."""
 
 
 class Flow:

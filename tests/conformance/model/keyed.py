@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.conformance.model.expressions import SIZES, Expression
-from tests.conformance.model.flow import Key, Record, Stream, computed
+from tests.conformance.model.expressions import SIZES, Expression, evaluate, text
+from tests.conformance.model.flow import Key, Record, Stream, computed, plain
 from tests.conformance.model.tables import Stored
 
 
@@ -107,6 +109,81 @@ class Turns(Stream):
             if time <= self.time:
                 del self.timers[key]
                 self.send(Record(key, {"n": time % SIZES, "g": None}, time))
+
+
+@dataclass(kw_only=True)
+class ProcessValues(Stream):
+    """Changes value, headers and time by expressions over the record as it came in, and counts records per key."""
+
+    node: Mapping[str, Any]
+    tables: Mapping[str, Any]
+    """The tables that its expressions look up."""
+    counts: Counter[Key] = field(default_factory=Counter)
+
+    def process(self, record: Record) -> None:
+        self.counts[record.key] += 1
+
+        def lookup(table: str, key: Expression) -> Any:
+            row = self.tables[table].rows.get(computed_here(key))
+            return None if row is None else row.value
+
+        more: dict[str, Callable[..., Any]] = {
+            "ts": lambda: record.time,
+            "header": lambda name: dict(record.headers).get(name),
+            "count_so_far": lambda: self.counts[record.key],
+            "lookup": lookup,
+        }
+
+        def computed_here(expression: Expression) -> Any:
+            return evaluate(expression, plain(record.key), record.value, more)
+
+        node = self.node
+        if "where" in node and computed_here(node["where"]) is not True:
+            return
+        names = {*node.get("remove_headers", ()), *node.get("set_headers", ())}
+        headers = [header for header in record.headers if header[0] not in names]
+        for name, expression in (
+            *node.get("set_headers", {}).items(),
+            *node.get("add_headers", {}).items(),
+        ):
+            result = computed_here(expression)
+            headers.append((name, None if result is None else text(result)))
+        value = computed_here(node["value"]) if "value" in node else record.value
+        time = computed_here(node["ts"]) if "ts" in node else record.time
+        self.send(replace(record, value=value, time=time, headers=tuple(headers)))
+
+
+@dataclass(kw_only=True)
+class Punctuate(Stream):
+    """Counts the records of each key, and sends the counts whenever its clock passes a multiple of a time."""
+
+    every: int
+    resets: bool
+    forwards: bool
+    on_wall_clock: bool
+    counts: Counter[Key] = field(default_factory=Counter)
+    time: int = -1
+    due: int = 0
+
+    def __post_init__(self) -> None:
+        # Punctuation by stream time is due at the first record; by the wall clock, after one interval.
+        self.due = self.every if self.on_wall_clock else 0
+
+    def process(self, record: Record) -> None:
+        if self.forwards:
+            self.send(record)
+        if record.key is not None:
+            self.counts[record.key] += 1
+
+    def fire(self) -> None:
+        """Send the counts if they are due. A jump over several multiples of the time makes one punctuation."""
+        if self.time < self.due:
+            return
+        self.due = (self.time // self.every + 1) * self.every
+        for key in sorted(self.counts, key=str):
+            self.send(Record(key, {"n": self.counts[key], "at": self.time}, self.time))
+        if self.resets:
+            self.counts.clear()
 
 
 @dataclass(kw_only=True)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.conformance.model import aggregates, flow, keyed, stream_joins, tables
 from tests.conformance.model.flow import Record
 
 Case = dict[str, Any]
+P = TypeVar("P", keyed.Turns, keyed.Punctuate)
 
 _SOURCES: dict[str, type[flow.Node]] = {
     "stream": flow.Stream,
     "table": tables.Stored,
     "global_table": tables.GlobalTable,
+    "global_store": tables.GlobalTable,
 }
 
 
 _STATELESS = (
+    "repartition",
     "filter",
     "filter_not",
     "map_values",
@@ -35,8 +38,9 @@ class Topology:
         self.nodes: dict[str, Any] = {}
         self._flow = flow.Flow()
         self._sources: dict[str, list[flow.Node]] = {}
-        self._timed: dict[str, list[keyed.Turns]] = {}
+        self._timed: dict[str, list[keyed.Turns | keyed.Punctuate]] = {}
         """Topic → the processors whose stream time all of the topic's records advance."""
+        self._by_wall_clock: list[keyed.Punctuate] = []
         self._specs = {node["id"]: node for node in nodes}
         for name, node in self._specs.items():
             self.nodes[name] = self._add(node)
@@ -66,7 +70,7 @@ class Topology:
 
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
-            case "stream" | "table" | "global_table" as kind:
+            case "stream" | "table" | "global_table" | "global_store" as kind:
                 made: flow.Node = _stored(node) if kind == "table" else _SOURCES[kind]()
                 self._sources.setdefault(node["topic"], []).append(made)
                 return made
@@ -113,14 +117,44 @@ class Topology:
                 return flow.FlatMapValues(list=node["list"], rekeyed=parent.rekeyed)
             case "double":
                 return keyed.Doubled(rekeyed=parent.rekeyed)
+            case "repartition":
+                return flow.Filter(where=["not_null", ["key"]], wanted=True, rekeyed=True)
+            case "process_values":
+                return keyed.ProcessValues(node=node, tables=self.nodes, rekeyed=parent.rekeyed)
+            case "punctuate":
+                return self._punctuate(node)
             case "process":
-                turns = keyed.Turns(rekeyed=True)
-                for topic in self._topics_read(node["in"]):
-                    self._timed.setdefault(topic, []).append(turns)
-                return turns
+                return self._with_time_of_topics(node, keyed.Turns(rekeyed=True))
             case "deduplicate":
                 return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
         raise NotImplementedError(node["op"])
+
+    def _punctuate(self, node: dict[str, Any]) -> keyed.Punctuate:
+        punctuate = keyed.Punctuate(
+            every=node["every_ms"],
+            resets=node["reset"],
+            forwards=node["forward"],
+            on_wall_clock=node["type"] == "wall_clock",
+            rekeyed=True,
+        )
+        if not punctuate.on_wall_clock:
+            return self._with_time_of_topics(node, punctuate)
+        self._by_wall_clock.append(punctuate)
+        punctuate.time = 0
+        return punctuate
+
+    def _with_time_of_topics(self, node: dict[str, Any], processor: P) -> P:
+        """Let all records of the topics that a processor reads advance its time, unless it follows a state."""
+        for topic in self._topics_read(node["in"]):
+            self._timed.setdefault(topic, []).append(processor)
+        return processor
+
+    def advance_wall_clock(self, milliseconds: int) -> None:
+        """Advance the wall clock, and punctuate."""
+        for punctuate in self._by_wall_clock:
+            punctuate.time += milliseconds
+            punctuate.fire()
+        self._flow.finish()
 
     def _topics_read(self, name: str) -> frozenset[str]:
         """The topics from which a node's records come; none if they are results of a step with a state."""
@@ -253,5 +287,10 @@ def run(case: Case, *names: str) -> dict[str, list[Record]]:
     topology = Topology(case["spec"]["nodes"])
     sent = {name: topology.record_output(name) for name in names}
     for record in case["inputs"]:
-        topology.pipe(record["topic"], Record(record["key"], record["value"], record["ts"]))
+        if "advance_wall_clock_ms" in record:
+            topology.advance_wall_clock(record["advance_wall_clock_ms"])
+            continue
+        headers = tuple((name, value) for name, value in record.get("headers", ()))
+        piped = Record(record["key"], record["value"], record["ts"], headers)
+        topology.pipe(record["topic"], piped)
     return sent
