@@ -60,6 +60,8 @@ class Process:
         context_class = ValueContext if keeps_key else Context
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
+        self.fires_with_rows = True
+        """Whether `process` fires event timers; if not, only `release` does, after a whole record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
@@ -83,7 +85,7 @@ class Process:
         """
         key, value, time = row.key, row.value, row.time
         # Timers fire in the order of time, so timers that were due before the record come first.
-        if key is not None and state.event:
+        if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.before, out)
             # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
@@ -104,7 +106,7 @@ class Process:
             out.reject(error, record_key, value, time)
         else:
             out.release()
-        if key is not None and state.event:
+        if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.after, out)
 
     def release_due(self, state: KeyState) -> int | None:

@@ -28,12 +28,19 @@ from functools import lru_cache
 START = b"\x00"
 """The path of a record."""
 
-END_OF_RECORD = START + b"\xf0"
-"""The path of the end of a record, after all rows from it that were not re-keyed."""
-
 _REKEYED, _BEFORE, _EVENT, _RESULT, _AFTER = b"\xff", b"\x10", b"\x18", b"\x20", b"\x30"
+_END = b"\xf0"
 _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63
+
+
+END_OF_RECORD = START + _END
+"""The path of the end of a record, after all rows from it that were not re-keyed."""
+
+
+def end_path(path: bytes) -> bytes:
+    """The path after all rows of the row's record that were re-keyed as often as the row."""
+    return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 
 def result_path(path: bytes, number: int) -> bytes:

@@ -177,7 +177,12 @@ class OperatorRun:
                 releases = Releases(self.timeline, before_row=True) if left or right else None
             case StreamJoin() as join:
                 releases = UnmatchedSearches(self.timeline, join)
-            case Suppress() | Process() | VersionedJoin():
+            case Process() as process:
+                # In Kafka Streams, a task punctuates after it has processed a record with all its effects.
+                after_record = any(edge.counts_every_record for edge in self.spec.plan.edges)
+                process.fires_with_rows = not after_record
+                releases = Releases(self.timeline, before_row=False, after_record=after_record)
+            case Suppress() | VersionedJoin():
                 releases = Releases(self.timeline, before_row=False)
             case _:
                 releases = None

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.engine.batch.row_schemas import Position
+from sluice.engine.batch.row_schemas import Position, has_origin
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.joins.streams import StreamJoin
+from sluice.values.row_order import end_path
 
 
 class DueKey(NamedTuple):
@@ -25,12 +26,20 @@ class DueKey(NamedTuple):
 class Releases:
     """The keys whose results an operator sends when stream time reaches a certain time, ordered by this time.
 
-    If `before_row` is true, results are sent before the row that advances stream time is processed, else afterwards.
+    If `before_row` is true, results are sent before the row that advances stream time is processed, else afterwards;
+    with `after_record`, after all rows from the same record that were re-keyed as often.
     """
 
-    def __init__(self, timeline: Timeline, *, before_row: bool) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        before_row: bool,
+        after_record: bool = False,
+    ) -> None:
         self.timeline = timeline
         self.before_row = before_row
+        self._after_record = after_record
         self._heap: list[tuple[int, str]] = []
         """Due time and key. An entry that differs from `_due` is out of date, and is skipped."""
         self._due: dict[str, tuple[int, Position]] = {}
@@ -57,6 +66,9 @@ class Releases:
         due, key = head
         # A result that becomes due while a row is processed comes after that row.
         due_position = max(self.timeline.closing_position(due), self._due[key][1])
+        if self._after_record and has_origin(due_position[0]):
+            sequence, origin, path = due_position
+            due_position = sequence, origin, end_path(path)
         if due_position < position or (inclusive and due_position == position):
             return self._pop(due_position)
         return None

@@ -88,6 +88,8 @@ class Turns(Stream):
     time.
     """
 
+    fires_with_rows: bool = True
+    """Whether timers fire after each record that arrives, not only when the topology fires them."""
     turns: dict[Key, int] = field(default_factory=dict)
     timers: dict[str, int] = field(default_factory=dict)
     time: int = -1
@@ -101,7 +103,8 @@ class Turns(Stream):
             self.send(replace(record, value={"n": ((n or 0) + number) % SIZES, "g": str(number % 3)}))
         else:
             self.send(replace(record, value={"n": n, "g": None}))
-        self.fire()
+        if self.fires_with_rows:
+            self.fire()
 
     def fire(self) -> None:
         """Fire the timers that are due."""
@@ -157,6 +160,7 @@ class ProcessValues(Stream):
 class Punctuate(Stream):
     """Counts the records of each key, and sends the counts whenever its clock passes a multiple of a time."""
 
+    fires_with_rows: bool = True
     every: int
     resets: bool
     forwards: bool
@@ -174,6 +178,9 @@ class Punctuate(Stream):
             self.send(record)
         if record.key is not None:
             self.counts[record.key] += 1
+        if self.fires_with_rows and not self.on_wall_clock:
+            self.time = max(self.time, record.time)
+            self.fire()
 
     def fire(self) -> None:
         """Send the counts if they are due. A jump over several multiples of the time makes one punctuation."""

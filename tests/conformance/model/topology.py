@@ -146,6 +146,7 @@ class Topology:
     def _with_time_of_topics(self, node: dict[str, Any], processor: P) -> P:
         """Let all records of the topics that a processor reads advance its time, unless it follows a state."""
         for topic in self._topics_read(node["in"]):
+            processor.fires_with_rows = False
             self._timed.setdefault(topic, []).append(processor)
         return processor
 
