@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sluice.operators.base import Output, Row, Timeless
-from sluice.operators.table import LatestValue
+from sluice.operators.latest_value import LatestValue
 
 
 @dataclass(frozen=True)

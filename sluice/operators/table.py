@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
 from sluice.operators.lateness import forgotten_at, last_forgotten
-
-
-class LatestValue(msgspec.Struct, array_like=True):
-    """A key's latest value and its time in ms."""
-
-    value: str | None = None
-    time: int = -1
+from sluice.operators.latest_value import LatestValue
 
 
 class Latest(Timeless):

@@ -1,0 +1,12 @@
+"""The latest value of a key. Plans refer to it, so this module must not import Arrow."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LatestValue(msgspec.Struct, array_like=True):
+    """A key's latest value and its time in ms."""
+
+    value: str | None = None
+    time: int = -1
