@@ -277,9 +277,7 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
-            # The column for a drawing is no longer used, and only dropped by a later version of the
-            # tables.
-            values: dict[str, Any] = {name: value for name, value in row.items() if name != "drawing"} | {
+            values: dict[str, Any] = dict(row) | {
                 "topics": tuple(msgspec.json.decode(row["topics"])),
                 "operators": msgspec.json.decode(row["operators"]),
                 "functions": msgspec.json.decode(row["functions"]),

@@ -72,13 +72,6 @@ GENERATIONS = Table(
         comment="JSON object: name to hash of the code",
     ),
     Column("description", Text, nullable=False),
-    Column(
-        "drawing",
-        Text,
-        nullable=False,
-        default="",
-        comment="empty; a later version of the tables can drop it",
-    ),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
 )

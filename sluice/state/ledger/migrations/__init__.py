@@ -29,13 +29,11 @@ from sluice.state.time_limits import waits_limited
 TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the
 same database."""
-HEAD = "2"
+HEAD = "r1"
 """The version of the tables in `tables.py`."""
 SCRIPTS = Path(__file__).parent
 
 _LOCK = 0x51_01_CE
-_BEFORE_RELEASE = "000"
-"""Versions of ledgers from before the first release begin with this."""
 _VERSION = Table(
     TABLE, MetaData(), Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{TABLE}_pkc"),
@@ -110,7 +108,8 @@ def upgrade(connection: Connection, version: str, to: str) -> None:
 
     Raises StateError if this version of Sluice does not know it.
     """
-    if version.startswith(_BEFORE_RELEASE):
+    # Versions from before the first release are numbers.
+    if version.isdigit():
         raise _from_before_release()
     # Alembic takes a while to import, and is not needed for a new ledger and one of this version.
     from alembic import command

@@ -5,7 +5,7 @@ A new ledger gets its tables at once, so this step has nothing to do.
 
 from __future__ import annotations
 
-revision = "1"
+revision = "r1"
 down_revision = None
 
 
