@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from decimal import Decimal
+from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Pipeline, hopping, session, sliding, tumbling
+from sluice import Digits, Pipeline, hopping, session, sliding, tumbling
 from sluice.engine.stages import column_aggregation
 from sluice.testing import TopologyTestDriver
 from sluice.values.windows import AnyWindow
@@ -19,6 +20,7 @@ ALWAYS, NEVER = 1, 1_000_000
 
 class Visit(Struct):
     seconds: int | None
+    cost: Annotated[Decimal, Digits(6, 2)] | None = None
 
 
 class Piped(NamedTuple):
@@ -47,11 +49,12 @@ WINDOWS = {
     "sessions without grace": session("4 ms"),
 }
 STEPS = ["every update", "suppress", "on close", "early"]
+COSTS = [Decimal("0"), Decimal("1.5"), Decimal("-0.25")]
 OUT_OF_ORDER = st.lists(
     st.builds(
         Piped,
         st.sampled_from(["a", "a", "b", None]),
-        st.one_of(st.none(), st.builds(Visit, st.none() | st.integers(-3, 3))),
+        st.one_of(st.none(), st.builds(Visit, st.none() | st.integers(-3, 3), st.none() | st.sampled_from(COSTS))),
         st.integers(0, 20),
         st.integers(0, 1),
         st.sampled_from([None, "one", "two"]),
@@ -71,7 +74,8 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     visits = pipeline.stream("visits", value=Visit).group_by_key()
     windows = visits.windowed_by(window, late="late", **emits.get(step, {}))
     columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
-    table: Any = windows.aggregate(columns | {"most": "max(seconds)"}, store="visits_by_window")
+    columns |= {"most": "max(seconds)", "costs": "sum(cost)", "cheapest": "min(cost)"}
+    table: Any = windows.aggregate(columns, store="visits_by_window")
     if step == "suppress":
         table = table.suppress_until_window_closes()
     if step != "every update":

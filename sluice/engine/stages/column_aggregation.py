@@ -297,9 +297,12 @@ class ColumnAggregation:
         columns = records.held.starts[held], records.held.times[held], continued[held]
         held_windows = list(zip(keys, *(column.tolist() for column in columns), strict=True))
         are_sessions = isinstance(self.window, SessionWindow)
+        # First all merges, of which one may turn out to need the operator, then the changes.
+        for key, start, _, number in held_windows:
+            _, aggregate = self.run.states[key][start]
+            aggregates_of[number] = self.functions.merge(key, aggregate, aggregates_of[number])
         for key, start, time, number in held_windows:
-            _, aggregate = self.run.states[key].pop(start)
-            aggregates_of[number] = calculation.merge(key, aggregate, aggregates_of[number])
+            del self.run.states[key][start]
             results.times[number] = max(results.times[number], time)
             end = time if are_sessions else int(results.ends[number])
             for run in self.suppressing:
