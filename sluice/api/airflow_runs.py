@@ -37,7 +37,7 @@ class AirflowRuns:
     def dags(self) -> Mapping[str, DagState]:
         """Pipeline → its DAG with the newest run."""
         with create_session() as session:
-            # Other DAGs have the tag sluice, too, such as the one that sends sample orders.
+            # Other DAGs have the tag sluice, too, such as the DAG that sends sample orders.
             with_tag = select(DagTag.dag_id).where(DagTag.name == _TAG)
             tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag))
             statement = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(tagged))

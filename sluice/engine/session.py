@@ -53,8 +53,8 @@ DEFAULTS = {
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # The files of a query's shuffles are deleted when the JVM has collected the query as
-    # garbage. Spark asks for a full collection, by default every 30 minutes; until then,
-    # a run that lingers may need none.
+    # garbage. Spark asks for a full collection, by default only every 30 minutes, and a run
+    # that lingers may cause no earlier collection.
     "spark.cleaner.periodicGC.interval": "5min",
     # By default, each query starts more threads in these pools, up to 1,024. A
     # thread ends after an idle minute.
@@ -68,7 +68,8 @@ DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # A batch's output records are part of its results. SLUICE_MAX_RECORDS limits their number.
+    # Spark would limit the bytes of a batch's results, which include the output records.
+    # SLUICE_MAX_RECORDS limits their number instead.
     "spark.driver.maxResultSize": "0",
 }
 
@@ -170,7 +171,7 @@ def close_idle_callbacks(spark: SparkSession) -> None:
     """Close the connections through which Spark's threads have called this process, except those in use.
 
     py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits at its other end.
-    py4j has a clean-up for them, but never starts it for pinned threads. Each streaming query has a thread of its own,
+    py4j can clean such connections up, but never does so for pinned threads. Each streaming query has its own thread,
     so a run with many queries would have ever more connections, threads, and memory of these threads.
     """
     gateway: Any = spark.sparkContext._gateway
@@ -178,6 +179,6 @@ def close_idle_callbacks(spark: SparkSession) -> None:
 
 
 def start_workers(spark: SparkContext) -> None:
-    """Start the Python workers of a local Spark early, because the first one takes seconds to start."""
+    """Start the Python workers of a local Spark early, because the first worker takes seconds to start."""
     if is_local(spark.master or ""):
         spark.parallelize([0], 1).count()

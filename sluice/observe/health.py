@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline now, and its health: one rule for the page, REST, `sluice status` and the metrics."""
+"""Finds the failures and the health of a pipeline, by one rule for the page, REST, `sluice status` and the metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failures_of(
     lag_error: str = "",
     held_since: datetime | None = None,
 ) -> list[Failure]:
-    """The recorded failures of a pipeline, and what is wrong with its input now.
+    """The recorded failures of a pipeline, and the present failures of its input.
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.

@@ -24,7 +24,7 @@ COUNT = "_count"
 
 
 class Metric(NamedTuple):
-    """What Prometheus wants to know about a metric."""
+    """The type and the description of a metric, as Prometheus gets them."""
 
     kind: Literal["gauge", "counter", "histogram"]
     help: str
@@ -151,7 +151,7 @@ def _of_lag(
             times.pop(topic, None)
     for topic, timestamps in times.items():
         oldest = min(timestamps, default=now)
-        # The clock of a producer may be ahead of this one.
+        # A producer's clock may be ahead of this machine's clock.
         yield Measurement("oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),))
 
 
@@ -240,5 +240,5 @@ def _metric_of(sample: str) -> str:
 
 
 def _escape(value: str) -> str:
-    # Backslashes come first, because the other replacements add some.
+    # Backslashes are replaced first, because the other replacements add backslashes.
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -25,9 +25,9 @@ both together."""
 
 @dataclass(frozen=True)
 class LedgerFigures:
-    """What the ledger says about all pipelines.
+    """The ledger's figures about all pipelines.
 
-    Takes as many statements for sixty pipelines as for one.
+    Reading them takes as many statements for sixty pipelines as for one.
     """
 
     generations: Mapping[str, GenerationInfo]
@@ -43,7 +43,7 @@ class LedgerFigures:
     """Pipeline → reason → number of dead letters in the last day, the most frequent reason
     first."""
     measurements: Mapping[str, Sequence[Measurement]]
-    """Pipeline → its totals, and the newest values of others."""
+    """Pipeline → its totals, and the newest values of its other measurements."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
     """Current generation → its batches that retention has not removed."""
 

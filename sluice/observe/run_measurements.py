@@ -71,7 +71,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _most_bytes(process: psutil.Process) -> int:
-    """The most memory that a process had; what it has now on systems without `/proc`."""
+    """The most memory that a process had; on systems without `/proc`, the memory that it has now."""
     import psutil
 
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a host sees of the pipelines' surroundings: state servers that do not answer, its own disk, its own clock.
+"""Checks the surroundings of pipelines from a host: the state servers, the host's own disk and its own clock.
 
 Triggers, state servers and `sluice status` observe the surroundings, and record what is wrong as
 failures in the ledger, so that everyone who asks sees the same time at which a failure began.
@@ -30,7 +30,7 @@ from sluice.values.host_ports import address_of
 
 OBSERVING_SECONDS = 20.0
 CLOCK_SECONDS = 5.0
-"""A clock is off if it differs by more than this."""
+"""A host's clock is off if it differs from the database's clock by more than this."""
 _FREE_SHARE, _LEAST_FREE, _MOST_NEEDED = 0.05, 2**30, 20 * 2**30
 """A disk is nearly full if less than this share of it is free, or 1 GiB if that is more, unless
 20 GiB are free."""
@@ -90,7 +90,7 @@ class Observer:
             self._observing = asyncio.create_task(asyncio.to_thread(self._observe))
 
     def _observe(self) -> None:
-        # An unreachable ledger is reported by whoever needs it.
+        # The programs that need the ledger report that it is unreachable.
         with suppress(SluiceError, OSError):
             observe_surroundings(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
 
@@ -150,10 +150,10 @@ def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
 
 
 def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[str]]:
-    """Look at state servers, by address and URL.
+    """Ask state servers for an answer. `servers`: address → URL.
 
-    Returns what is wrong with those that do not answer, by address, and the addresses of those of
-    which this process does not know, because it has no token to ask with, or another one.
+    Returns address → the problem of a server that does not answer, and the addresses of the servers
+    that this process cannot ask, because it has no token or a token that they refuse.
     """
     silent: dict[str, Sight] = {}
     unknown: set[str] = set()

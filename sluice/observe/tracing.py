@@ -1,8 +1,8 @@
 """OpenTelemetry traces: a span for each run, its batches and their phases.
 
 A driver sends spans if `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is
-set, as OpenTelemetry defines these variables. Airflow's operator carries the span of its task over
-in `TRACEPARENT`. OpenTelemetry is imported only then; Airflow depends on it.
+set, as OpenTelemetry defines these variables. Airflow's operator passes the span of its task to the
+driver in `TRACEPARENT`. OpenTelemetry, which Airflow depends on, is imported only to send spans.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = structlog.get_logger()
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CONTEXT = ("traceparent", "tracestate")
-"""The names that W3C gives to a trace's context. Environment variables have them in capitals."""
+"""The names that W3C gives to a trace's context. Environment variables have these names in capitals."""
 _FLUSH_SECONDS = 5.0
 """A run waits no longer than this for a collector that does not answer."""
 _MILLISECOND = 1_000_000
-"""In ns, OpenTelemetry's unit."""
+"""A millisecond in ns, OpenTelemetry's unit of time."""
 
 _tracers: list[Tracer] = []
 """The tracer of this process's run; empty if the run is not traced."""
@@ -47,7 +47,7 @@ def trace_context() -> dict[str, str]:
 
 @contextmanager
 def traced_run(pipeline: str, run: str) -> Iterator[None]:
-    """Trace the run in the block. `run` is its name in Airflow, or empty.
+    """Trace the run in the block. `run` is the run's name in Airflow; empty without Airflow.
 
     A collector that does not answer, or a missing package, does not affect the run.
     """
@@ -73,7 +73,7 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
             yield
     finally:
         _tracers.clear()
-        # Flushing waits for the collector. The process may end without it.
+        # The flush waits for the collector. The process may end before the flush has ended.
         flushing = Thread(target=provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)

@@ -15,7 +15,7 @@ from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
 
 EACH_RECORD = "TRUE"
-"""The argument of `count(*)` for the records that it counts; for those of other streams, the argument is null."""
+"""The argument of `count(*)` for the records that it counts; for records of other streams, the argument is null."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Slot:
     call: str
     """The author's text of this function."""
     arguments: Mapping[int, str]
-    """Number of a stream → the SQL of its argument."""
+    """Number of a stream → the SQL of the argument that the stream adds."""
 
 
 def slots_of(node: nodes.Cogroup) -> tuple[Slot, ...]:
@@ -79,7 +79,7 @@ def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
-    """Number of each stream that has the column → the column's expression and functions there."""
+    """Number of each stream that has the column → the column's expression and functions in this stream."""
     splits: dict[int, SplitAggregate] = {}
     for number, part in enumerate(node.parts):
         if column in part.columns:

@@ -52,7 +52,7 @@ def plan_groups(
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
-    """Column of the store → the combinable function that computes it."""
+    """Column of the store → the combinable function that computes the column."""
     types = types_after(node.parent) | METADATA
     functions = {}
     for name, text in node.columns.items():

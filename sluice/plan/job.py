@@ -264,7 +264,7 @@ class Job:
             operator.chained_to for operator in self.operators if not operator.sends_only_final_results
         }
         for edge in self._all_edges:
-            # The last result of a versioned table may be one that does not go to its store.
+            # The last result of a versioned table may be a late update, which does not go to its store.
             if edge.stage and (edge.side != STORE or edge.takes_latest):
                 others |= edge.results_of
         numbers: set[int] = set()

@@ -341,7 +341,8 @@ class JobColumns:
 
     def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
         """Register that a step can fail; `error` is the SQL of the error message."""
-        # A topic's table is mapped before and after its store, and the same records fail in both.
+        # A step after a topic's table is computed before and after the table's store. The same records fail in
+        # both places, and are reported once.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
             return
         key = value = ""

@@ -38,7 +38,7 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
         column = column_name(f"s{node.number}", name)
         values.append(SourceField(name, column, node.fields[name]))
     texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
-    # By column, because a text field is its own key text.
+    # The fields are collected by column, because a text field's value and key text are in one column.
     fields = {field.column: field for field in (*own, *values, *texts)}
     return Source(
         number=node.number, topic=node.topic, kind=node.kind,

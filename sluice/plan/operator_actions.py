@@ -112,7 +112,7 @@ def _process(node: nodes.Process) -> Process:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
-        # A query shows all entries of a key at once.
+        # A query shows all entries of a key at once, as a map.
         sql_type = f"map<string,{declared(kind)}>"
         stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id)
     outputs = {}
@@ -147,7 +147,7 @@ def waits_for_close(node: nodes.Node) -> bool:
     """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
         case nodes.Aggregate():
-            # Windows of time expire from the operator's state when they close.
+            # When windows of time close, they expire from the operator's state.
             return nodes.window_of(node) is not None or node.history_ms is not None
         case nodes.Join(kind=kind):
             # Unmatched records are sent when stream time is past the end of their window. Records that look up versions

@@ -80,7 +80,7 @@ class Suppress:
     filtered: bool = False
     """Whether the input is a filtered table. A deletion without an old value is then no update."""
     early_ms: int | None = None
-    """How long after a window's first change that was not sent an early result is sent; None for no early results."""
+    """The time from a window's first change that was not sent to the early result; None without early results."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TableJoin:
     gets_old_values: tuple[bool, bool] = (False, False)
     """Whether the left and the right side include the old values of their tables' changes."""
     history_ms: int | None = None
-    """How far back the versions reach that a stream's records look up; None without versions."""
+    """How far back the table's versions reach, in which a stream's records are looked up; None without versions."""
     grace_ms: int | None = None
     """How long a stream's record waits for versions of its time."""
 
@@ -146,7 +146,7 @@ class Process:
     is_keyed_by: bool = False
     """Whether an expression gives the key of the stores."""
     tables: Mapping[str, Reference | None] = field(default_factory=dict)
-    """The types of the values of the tables that the processor reads, by name, in the order of their sides."""
+    """Name of each table that the processor reads → the type of its values, in the order of the tables' sides."""
 
 
 Action: TypeAlias = (

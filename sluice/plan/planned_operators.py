@@ -166,12 +166,12 @@ class PlannedOperator:
 
     @property
     def is_stream_join(self) -> bool:
-        """Whether the operator joins two streams, with a stream time for each side and one for both."""
+        """Whether the operator joins two streams, with a stream time for each side and a stream time for both."""
         return isinstance(self.action, StreamJoin)
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides that have a stream time each, besides the one that all of them share."""
+        """The sides that have a stream time of their own, in addition to the stream time that all sides share."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)

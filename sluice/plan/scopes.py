@@ -35,7 +35,7 @@ _RESULT_METADATA = {
     "_window_start": "timestamp_millis(nullif(window_start, -1))",
     "_window_end": "timestamp_millis(nullif(window_end, -1))",
 }
-"""Metadata of an operator's result → SQL that reads it; partition and offset are those of the causing record."""
+"""Metadata of an operator's result → SQL that reads it; partition and offset belong to the record that caused it."""
 
 
 class Scopes:
@@ -203,8 +203,8 @@ class Scopes:
         )
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
-        # A chained suppress step sends results that have been computed once
-        # before. Failures were reported then.
+        # A chained suppress step sends results whose columns were already computed
+        # for the aggregate. Their failures were reported there.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -476,7 +476,7 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """The SQL of the merged stream whose number is in the column `number`."""
+    """SQL that chooses, from the SQL of each merged stream, by the stream's number in the column `number`."""
     cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
     return f"CASE {number} {cases} END"
 
@@ -501,7 +501,7 @@ class ResultExpressions:
 
 
 def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
-    """How an aggregate's columns are computed; None if each is a single function's result, or Python computes them."""
+    """How an aggregate's columns are computed; None if each is the result of one function, or Python computes them."""
     if node.python is not None:
         return None
     if isinstance(node, nodes.Cogroup):

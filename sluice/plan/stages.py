@@ -201,7 +201,8 @@ class StagePlanner:
         is_null, is_json = self.columns.read_null(scope), False
         if isinstance(node, nodes.Cogroup) and side != STORE:
             is_json = node.python is not None
-            # Windows also aggregate null values. A value that is not null says from which stream a record comes.
+            # Windows also aggregate null values. The edge's value is then not null, so that it can contain
+            # the number of the stream from which the record comes.
             values = self._cogrouped_values(scope, side, values, is_json=is_json)
             is_null = is_null if requires_value(node, side) else "false"
         scope = self._scope_into(node, side, scope, parent)
@@ -284,7 +285,7 @@ class StagePlanner:
             case _:
                 reads_store = False
         if reads_store:
-            # The node reads the table's store, which is updated before any step after the table gets the change.
+            # The node reads the table's store, which is updated before the change goes to any step after the table.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
         if parent is node:
@@ -399,12 +400,12 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
     """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest one.
 
-    As in Kafka Streams, they concern only streams, and joins that look up versions.
+    As in Kafka Streams, only streams, and joins that look up versions, get such updates.
     """
     if nodes.history_of(table) is None:
         return False
     if isinstance(node, nodes.Sink):
-        # Rows of a database, and the latest change of a batch, must not be replaced by earlier ones.
+        # An earlier update must not replace a database's row, or a key's latest change in a batch.
         return node.emit == "latest"
     return side == STORE or side >= READ or nodes.is_table(node) or isinstance(node, nodes.Changes)
 
@@ -419,7 +420,7 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
             # even if the key stays the same.
             if nodes.is_table(parent) or key != "_key" or scope.rekeyed:
                 return True
-            # Without its window, a windowed key is a new key.
+            # If the window is removed from a windowed key, the result is a new key.
             return nodes.window_of(parent) is not None and not node.by_window
         # Every task of Kafka Streams has the whole global table.
         case nodes.Join() if nodes.joins_global_table(node):
@@ -433,7 +434,7 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
 
 
 def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFunction, ...]:
-    """The functions in an aggregate's columns. Raises TopologyError if one cannot subtract a table's old values."""
+    """The functions in an aggregate's columns. Raises TopologyError if a function cannot subtract old values."""
     if not isinstance(node, nodes.Aggregate) or node.python is not None:
         return ()
     if isinstance(node, nodes.Cogroup):

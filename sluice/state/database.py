@@ -151,7 +151,7 @@ def open_engine(url: URL) -> Engine:
 def _sqlite_dialect() -> Dialect:
     """The dialect that all SQLite engines of this process share.
 
-    The first connection tells it SQLite's version.
+    The first connection tells the dialect SQLite's version.
     """
     engine = create_engine("sqlite://")
     engine.connect().close()
@@ -193,7 +193,7 @@ def close_file(url: str) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
-    # Otherwise Python's driver would begin transactions by itself, and none for reads.
+    # With another value, Python's driver would begin transactions by itself, and no transactions for reads.
     connection.isolation_level = None
     # This is the first access to the file, and fails unless the file is a database.
     prepare_to_write(connection, durable=durable)
@@ -216,7 +216,7 @@ def _prepare_postgres(connection: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("sluice_writes")
     # A transaction that first reads and then writes fails if another process has written in
-    # between. One that begins as a writer waits for the other process.
+    # between. A transaction that begins as a writer waits for the other process.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -232,7 +232,7 @@ def prepare_to_write(connection: sqlite3.Connection, *, durable: bool) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError:
-            # Switching a new file to WAL does not wait for other processes that do the same.
+            # Switching a new file to WAL fails while another process does the same, so it is tried again.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

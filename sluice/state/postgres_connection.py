@@ -1,7 +1,7 @@
 """Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
 
 A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
-them. So a wait ends at the thread's time limit (`state.time_limits`). A statement without a time
+packets. So a wait ends at the thread's time limit (`state.time_limits`). A statement without a time
 limit may take as long as it needs, while the server accepts other connections.
 """
 

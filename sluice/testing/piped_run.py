@@ -82,7 +82,7 @@ class PipedRun:
         self._ledger.generations.register(info)
         table_sinks = {}
         for destination, sinks in self.job.written_tables.items():
-            # Only here, because the module imports the clients of databases.
+            # Imported only if it is needed, because the module imports the clients of databases.
             from sluice.engine.publish.target_tables import declared_columns
 
             columns = {sink.topic: declared_columns(sink) for sink in sinks}

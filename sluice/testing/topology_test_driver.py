@@ -77,8 +77,8 @@ class TopologyTestDriver:
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
     the state in PostgreSQL.
 
-    The wall clock is that of the machine, moved by `advance`. With `clock`, in epoch ms, it starts there and only
-    `advance` moves it.
+    The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, it
+    starts at this time, and only `advance` moves it.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def require_callable(where: str, function: Any, *arguments: str) -> None:
 
 
 def require_value_type(where: str, function: Any, position: int, value_type: Any) -> None:
-    """Raise TopologyError if the parameter at `position` is declared as a Struct other than the values' type.
+    """Raise TopologyError if the parameter at `position` is declared as a Struct other than `value_type`.
 
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """

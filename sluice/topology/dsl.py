@@ -66,7 +66,7 @@ V = TypeVar("V")
 R = TypeVar("R")
 """The type that an author's function returns."""
 Key: TypeAlias = Any
-"""A record's key: a text or None, or a `Windowed` behind a windowed table."""
+"""A record's key: a text or None; after a windowed table, a `Windowed`."""
 Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
 """Gives the number of a record's partition, from its value as plain JSON data, or from key and value."""
 
@@ -126,7 +126,7 @@ class Handle(Generic[V]):
         *,
         aggregate: bool = False,
     ) -> None:
-        """Raise TopologyError unless `text` is an SQL expression over these fields, of the type that the step needs."""
+        """Raise TopologyError unless `text` is SQL over the value's fields, of the type that the step needs."""
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.require_instance(where, text, str, "an SQL expression (str)")
@@ -141,8 +141,8 @@ class Handle(Generic[V]):
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
-            # A field such as `order-id` is read as a difference, so the error
-            # names fields nobody wrote.
+            # SQL reads a field such as `order-id` as a difference, so its error
+            # names fields that the author did not write.
             if advice := parsed_expression.backticks_for(text, readable):
                 raise TopologyError(
                     error.detail,
@@ -301,7 +301,7 @@ class Handle(Generic[V]):
                 next_step="Give the key's column another name.",
             )
         self.pipeline.claim("table", table.output)
-        # Of the changes of a key in a batch, a row keeps only the last one.
+        # A table with a key has one row per key, so only a key's last change in a batch is written.
         self.pipeline.add(
             nodes.Sink,
             parent=self.node,
@@ -836,8 +836,8 @@ class Stream(Handle[V]):
         streams = (self.node, *[other.node for other in others])
         require_same_windows(where, streams)
         node = self.pipeline.add(nodes.Merge, streams=streams)
-        # A function declares one type of values; values of several
-        # contracts are passed as plain data.
+        # A function declares one type of values, so values of several
+        # types are passed as plain JSON data.
         same = all(other.contract is self.contract for other in others)
         return self._next(node, self.shape, self.contract if same else None)
 
@@ -869,8 +869,8 @@ class Stream(Handle[V]):
     ) -> Table[V]:
         """Keep the latest value of each key in a store; a record with a null value deletes its key.
 
-        A `versioned` table has the value with the latest time per key, and remembers earlier values for this time: a
-        stream that joins it gets the value as of the time of each record.
+        With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
+        key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
@@ -888,7 +888,7 @@ class Stream(Handle[V]):
         return Table(self.pipeline, node, self.shape, self.contract)
 
     def group_by_key(self) -> GroupedStream[V]:
-        """Group by the record's key. Behind a windowed table, the key includes the window.
+        """Group by the record's key. After a windowed table, the key includes the window.
 
         To group by the key without its window, write `group_by("_key")`.
         """
@@ -943,9 +943,9 @@ class Stream(Handle[V]):
         the table's row at the record's time. `on` is an SQL expression for the key to look up in a global table. `how`
         is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
 
-        The row at the record's time is the latest one that was written before the record, or in a versioned table the
-        one whose event time is the latest up to the record's. With `grace`, records wait this long, in the stream's
-        event time, for the versioned table's rows.
+        The row at the record's time is the latest row that was written before the record. In a versioned table, it is
+        the row with the latest event time that is not after the record's event time. With `grace`, records wait this
+        long, in the stream's event time, for the versioned table's rows.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -1494,7 +1494,7 @@ class Table(Handle[V]):
             on_error=on_error,
         )
         # The join stores a row's old and new value under different foreign keys,
-        # so it cannot know the old result.
+        # so it does not know its old results. This table remembers them.
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, _joined_shape(self, other))
@@ -1745,9 +1745,9 @@ class GroupedStream(Grouped[V]):
         past its end; without `retention`, forever.
 
         With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
-        any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, they
-        also get the result of an open window, once stream time is 10 seconds past the first change that they have not
-        seen. The header `window_result` of the records is then `early` or `final`.
+        any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, later
+        steps also get the result of an open window, once stream time is 10 seconds past the window's first change that
+        was not sent to them. The header `window_result` of the records is then `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:
@@ -1841,7 +1841,7 @@ class GroupedStream(Grouped[V]):
         Columns can also be passed as one mapping, `{"store": "count(*)"}`, which allows any name.
 
         Python functions can be used instead of SQL. They are called in the order of the records: `initializer()`
-        returns the initial aggregate, `adder(aggregate, value)` the next one; session windows also need
+        returns the initial aggregate, `adder(aggregate, value)` the next aggregate; session windows also need
         `merger(earlier, later)`. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data.
         `adder` may return None to remove the aggregate. The next value is then added to a new initial aggregate.
         """
@@ -1884,7 +1884,7 @@ class GroupedStream(Grouped[V]):
         /,
         **columns: str,
     ) -> CogroupedStreams[Any]:
-        """Begin an aggregate to which several streams add: this one, and those of `CogroupedStreams.cogroup`."""
+        """Begin an aggregate of several streams: this stream, and those that `CogroupedStreams.cogroup` adds."""
         return CogroupedStreams[Any](self.parent.pipeline)._with(self, adder, columns)
 
 

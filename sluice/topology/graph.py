@@ -67,7 +67,7 @@ class Graph:
             if not left_out.isdisjoint(nodes.parents(node)):
                 left_out.add(node)
         # Stateful steps stay even if nothing follows them, because their stores can be queried.
-        # From the last to the first, so that a whole chain of unused steps goes.
+        # The loop goes from the last node to the first, so that it leaves out whole chains of unused steps.
         for node in reversed(self.nodes):
             following = [child for child in self.nodes if node in nodes.parents(child)]
             if following and left_out.issuperset(following) and not isinstance(node, nodes.STATEFUL):
@@ -77,7 +77,7 @@ class Graph:
         numbered: dict[nodes.Node, nodes.Node] = {}
         for node in self.nodes:
             if node not in left_out:
-                # Nodes come after their inputs, so these have their new numbers already.
+                # Nodes come after their inputs, so the inputs have their new numbers already.
                 renumbered = replace(node, number=len(rest.nodes))
                 numbered[node] = nodes.with_parents(renumbered, numbered)
                 rest.nodes.append(numbered[node])

@@ -211,7 +211,7 @@ class Aggregate(Node):
     late: Late | None = None
     """The sink for records that are late for every window."""
     by_window: bool = False
-    """Whether the groups are the keys and windows of records that have windowed keys."""
+    """Whether records with windowed keys are grouped by key and window."""
     retention_ms: int | None = None
     """How long a window is kept after its end; None means forever."""
     history_ms: int | None = None
@@ -238,7 +238,7 @@ class CogroupedStream:
 
 @dataclass(frozen=True, eq=False)
 class Cogroup(Aggregate):
-    """An aggregate of several streams. `parent`, `key` and `python.adder` are those of the first stream."""
+    """An aggregate of several streams. `parent`, `key` and `python.adder` belong to the first stream."""
 
     parts: tuple[CogroupedStream, ...] = ()
 
@@ -247,8 +247,8 @@ class Cogroup(Aggregate):
 class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
-    `window_final` is an aggregate's `emit="window_close"`. It sends a sliding window or a session one millisecond later
-    than `window_close` does: only once no record can change the result any more.
+    `until` is `window_final` for an aggregate's `emit="window_close"`. It sends the result of a sliding window or a
+    session one millisecond later than `window_close` does: only once no record can change the result any more.
     """
 
     parent: Node
@@ -258,7 +258,7 @@ class Suppress(Node):
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     early_ms: int | None = None
-    """With `window_final`: how long after a window's first change that was not sent an early result is sent."""
+    """With `window_final`: the time from a window's first change that was not sent to the window's early result."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -442,7 +442,7 @@ def upstream(node: Node) -> tuple[Node, ...]:
         current = waiting.pop()
         if current not in visited:
             visited[current] = None
-            # The last of the list is taken next, so the first input is visited first.
+            # The loop takes the list's last node next, so the inputs are reversed to visit the first input first.
             waiting += reversed(parents(current))
     return tuple(visited)
 

@@ -115,7 +115,7 @@ class Pipeline(Graph):
         arguments.require_at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
         self.file: Path | None = None
-        # Topics that Sluice writes itself.
+        # Sluice writes these topics itself, so the pipeline's steps cannot use their names.
         self.claim("topic", self.dead_letters)
         self.claim("topic", self.markers)
         self.claim("topic", f"{name}_redriven")
@@ -226,8 +226,8 @@ class Pipeline(Graph):
         If `key` is a field, Kafka's key says which row a null value deletes. The store has the topic's name unless
         `store` names it.
 
-        A `versioned` table has the value with the latest time per key, and remembers earlier values for this time: a
-        stream that joins it gets the value as of the time of each record.
+        With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
+        key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         store = store or topic

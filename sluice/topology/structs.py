@@ -21,7 +21,7 @@ def struct(fields: Mapping[str, Column]) -> str:
     """
     for column in fields.values():
         if isinstance(column, str):
-            # Parsed one by one, so that an error names the field's own expression.
+            # The columns are parsed one by one, so that an error names the field's own expression.
             try:
                 parse(column)
             except TopologyError as error:

@@ -65,7 +65,7 @@ def hopping(
 ) -> TimeWindow:
     """Windows of `size` that start every `advance` and overlap; a record can be late for only some of its windows.
 
-    `zone` and `offset` are those of `tumbling`; `size` must then be a whole number of advances.
+    `zone` and `offset` mean the same as in `tumbling`; with either of them, `size` must be a whole number of advances.
     """
     length, period = _period(size), _period(advance)
     shift, grace_ms = _period(offset), milliseconds(grace)
@@ -74,7 +74,7 @@ def hopping(
         if not 0 < window.advance_ms <= window.size_ms:
             raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
         return _valid_window(window)
-    # A month is no whole number of days, so both lengths are in months or neither is.
+    # A month is no whole number of days, so an advance in months needs a size in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if part <= 0 or whole < part or whole % part:
         raise TopologyError(

@@ -1,4 +1,4 @@
-"""Checks of the windows that the keys of streams and tables have, where two of them meet or a key gets windows."""
+"""Checks of windowed keys: where streams and tables are joined or merged, stored in a table, or written to a topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("
 
 
 def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
-    """Raise TopologyError unless all inputs have keys with windows of one kind and size, or no input has."""
+    """Raise TopologyError unless the keys of all inputs have windows of one kind and size, or no key has a window."""
     first, *others = inputs
     window = nodes.window_of(first)
     for other in others:
@@ -34,9 +34,10 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
 
 
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
-    """What two windows must have in common to have the same bounds."""
+    """The properties that two window definitions must share for their windows to have the same bounds."""
     kind = type(window)
-    # A hopping window can be equal to a tumbling one, and sessions are equal by chance.
+    # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Sessions
+    # may have the same bounds by chance.
     if isinstance(window, CalendarWindow | CustomWindow):
         return kind, replace(window, grace_ms=0)
     return kind, window.size_ms
@@ -67,7 +68,7 @@ def require_distinct_sessions(where: str, node: nodes.Node, *, deletes: bool) ->
 
 
 def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node) -> None:
-    """Raise TopologyError if Sluice's encoder of windowed keys gets other keys."""
+    """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
     window = nodes.window_of(node)
     if window is None and encode_key in (windowed_json, time_windowed_bytes, session_windowed_bytes):
         raise TopologyError(f"{where}: the keys of {node.name} have no windows.", next_step="Leave key= out.")

@@ -1,4 +1,4 @@
-"""What a request may see: finds the pipelines and stores that its user may read, and pins their snapshots.
+"""Finds the pipelines and stores that the user of a request may read, and pins their snapshots.
 
 Every route gets to data through `Access`. `auth.permissions` says who decides what the user may
 read.
@@ -128,7 +128,7 @@ class Access:
         *,
         complete: bool = False,
     ) -> Payload:
-        """The cached payload for this path, query and snapshots, or the computed one.
+        """The cached payload for this path, query and snapshots, or else the computed payload.
 
         The answers to one query from one snapshot are equal, and a dashboard with many viewers
         repeats its queries. An answer is cached for a second only, so that a worker's failure

@@ -42,7 +42,7 @@ class ApiState:
         key: tuple[object, ...],
         compute: Callable[[], Awaitable[Payload]],
     ) -> Payload:
-        """The cached payload, or the computed one. Payloads that are partial or come from standbys are not cached."""
+        """The cached or else the computed payload. Payloads that are partial or come from standbys are not cached."""
         return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
 
     async def secret(self, name: str) -> bytes:

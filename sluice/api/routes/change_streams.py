@@ -43,7 +43,7 @@ MAX_STREAMS = 100
 _SEND_SECONDS = 30.0
 """How long a client may stop reading before its stream is closed."""
 
-# Without the second header, nginx keeps events back until its buffer is full.
+# Without X-Accel-Buffering, nginx keeps events back until its buffer is full.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _EVENTS = "text/event-stream"
 

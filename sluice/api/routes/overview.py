@@ -55,7 +55,8 @@ async def _overview(
     failures = failures_of(figures, name, lag, error, held_since)
     waits = dag.waits_for_slot(name)
     if waits is not None:
-        # Airflow's database says more than the trigger, which sees only that no driver starts.
+        # The failure from Airflow's database names the pool. It replaces the trigger's failure, which
+        # says only that no driver has started.
         failures = [*(failure for failure in failures if failure.kind != "slot"), waits]
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if missing:
@@ -90,8 +91,8 @@ def _health(kinds: Collection[Kind], dag: DagState, held: bool, unread: int | No
     state = dag.last_run.state if dag.last_run else ""
     # A driver or a task that waits for others is not at work, although Airflow says that it runs.
     is_at_work = not {"slot", "lease"} & {*kinds}
-    # The lease also shows a driver that Airflow did not start. After a failed run, it may only have
-    # to expire.
+    # The lease also shows a driver that Airflow did not start. After a failed run, a held lease shows
+    # no driver: it may be held only until it expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
     if trouble == "failed" or state == "failed":

@@ -198,7 +198,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
     """Entries of all workers, sorted by key and window, page by page. All pages come from one snapshot."""
     access = await access_of(request)
     cursor = await _cursor(access, query)
-    # All pages are from the snapshot of the first one.
+    # All pages are from the snapshot of the first page.
     if cursor:
         pin = await access.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
     else:

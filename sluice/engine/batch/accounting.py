@@ -190,7 +190,7 @@ class RecordSinks:
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
-        """Each partition in a batch, with the mask of its records. A batch of a single partition has None for a mask.
+        """Each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
 
         A task reads one partition from Kafka, but all partitions from a test driver.
         """

@@ -15,7 +15,7 @@ BatchTask: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBa
 
 @dataclass(frozen=True)
 class Chain:
-    """Chains several tasks: each takes the batches that the previous one yields."""
+    """Chains several tasks: each task takes the batches that the previous task yields."""
 
     tasks: tuple[BatchTask, ...]
 

@@ -206,7 +206,7 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         left_out: list[str] = []
-        # The value first: a key and headers help more to find the rejected record.
+        # The value is left out first: the key and the headers help more to find the rejected record.
         for part in ("value", "headers", "key"):
             if size > limit:
                 rest = _headers_of_sluice(row["headers"]) if part == "headers" else None
@@ -221,7 +221,7 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 
 
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
-    """A record's own headers. In a dead letter, those with a name of Sluice's headers get a prefix."""
+    """A record's own headers for a dead letter. A header that has the name of a header of Sluice gets a prefix."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
 

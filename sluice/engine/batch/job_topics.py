@@ -123,7 +123,7 @@ def ensure_topics(
         for topic, count in wanted.items():
             if topic not in existing:
                 missing.append(NewTopic(topic, count, config=dict(settings.get(topic, {}))))
-        # The client refuses an empty list.
+        # The client refuses an empty list of topics.
         if missing:
             for future in admin.create_topics(missing).values():
                 future.result(TIMEOUT_S)

@@ -64,7 +64,7 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
                 names.append(header.key)
                 values.append(header.value)
         ends.append(len(names))
-    # A batch has a column of headers only if a record has headers, whatever was left out.
+    # If no record has headers of its own, the records get no column of headers.
     if not names:
         return records
     columns = [pa.array(names, pa.string()), pa.array(values, pa.binary())]

@@ -124,7 +124,7 @@ def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers
 
 
 def has_origin(sequence: int | None) -> bool:
-    """Whether a row with this sequence comes from a record or was released together with one."""
+    """Whether a row with this sequence comes from a record or was released together with a record's rows."""
     return sequence is not None and BEGIN[0] < sequence < END[0]
 
 
@@ -147,7 +147,7 @@ def ranks(column: pa.ChunkedArray) -> Integers:
     """Numbers with the same order as the column's values; nulls come last."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy())
-    # Most texts and paths occur many times, so only the different ones are compared.
+    # Most texts and paths occur many times, so only the different values are compared.
     codes = column.combine_chunks().dictionary_encode()
     different = len(codes.dictionary)
     rank_of = np.empty(different + 1, np.int64)

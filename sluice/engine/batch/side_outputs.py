@@ -139,8 +139,8 @@ class Collected:
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes]] = {}
         self._changes: list[bytes] = []
-        # Shuffles deliver side outputs in any order. Sorted, a repeated batch
-        # writes its records in the same order.
+        # Shuffles deliver side outputs in any order. They are sorted, so that a
+        # repeated batch writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
             if label.topic:
                 self._records.setdefault(label.topic, []).append(data)

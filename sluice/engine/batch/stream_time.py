@@ -73,7 +73,7 @@ class StreamTimes:
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:
-        """When the worker's earliest wall-clock timer of an operator is due; -1 without one, None if unknown."""
+        """When the worker's earliest wall-clock timer of an operator is due; -1 without a timer, None if unknown."""
         return self.times.get(wall_name(operator, worker))
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
@@ -92,7 +92,7 @@ def wall_name(operator: str, worker: int) -> str:
 def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
     """The times for another number of workers, to which the keys with timers are spread anew.
 
-    Every worker looks for timers when the operator's earliest one is due.
+    Every worker looks for timers when the operator's earliest timer is due.
     """
     spread = {name: time for name, time in times.items() if not name.startswith(f"{WALL}/")}
     for name, time in times.items():
@@ -105,7 +105,7 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
 
 
 def earliest_timer(times: Mapping[str, int]) -> int | None:
-    """When the earliest wall-clock timer of a job is due, epoch ms; None without one."""
+    """When the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
     due = [time for name, time in times.items() if name.startswith(f"{WALL}/") and time >= 0]
     return min(due, default=None)
 

@@ -90,7 +90,7 @@ class PartialAggregates:
         columns = {name: added.column(name) for name in ("key", "window_start")}
         columns |= {name: added.column(f"{name}_max") for name in ("window_end", "time")}
         for part in parts:
-            # Arrow's sum of a decimal has more digits than Spark's.
+            # Arrow gives a sum of decimals a type with more digits than Spark does.
             total = added.column(f"{part.column}_{part.function}")
             columns[part.column] = total.cast(part.type)
         return pa.table(columns).combine_chunks()

@@ -59,7 +59,7 @@ class Totals:
         """The combined value of two values of a group."""
         combiners = self._combiners[group]
         # Values of earlier batches end with an event time if the group had an
-        # output then, so the time is cut off.
+        # output in these batches, so the time is cut off if the group has none now.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
         # Values from before the group had an output lack the time: None takes its place.

@@ -46,7 +46,7 @@ _VALUE = "v"
 _TIMES = {"_window_start": "window_start", "_window_end": "window_end"}
 
 decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
-"""The JSON of each value in a state row."""
+"""Decodes a state row's JSON array to the JSON of each of its values."""
 
 
 Columns = tuple[Column | FallibleExpression, ...]

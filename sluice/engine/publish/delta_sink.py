@@ -1,8 +1,8 @@
 """Writes the rows of a pipeline's batches to a Delta Lake table, each batch once, in one commit.
 
 Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a version
-that grows with each commit. Delta Lake skips a commit whose version is not above the table's, and rejects one if
-another commit has changed the version since it began. A version consists of the writer's epoch, which each run
+that grows with each commit. Delta Lake skips a commit whose version is not above the table's version, and rejects a
+commit if another commit has changed this version meanwhile. A version consists of the writer's epoch, which each run
 increases when it begins, a random number, which tells two writers apart that begin at the same moment, and the number
 of the commit.
 
@@ -152,7 +152,7 @@ class DeltaSink:
             self.columns = {target.output: self._require_fitting_columns()}
             self._claim()
             # The version is negative until this pipeline has written the table.
-            # The last metadata names the batch.
+            # The last commit's metadata names the table's last batch.
             version, state = self._committed_version(), self._last_state()
             if published is not None:
                 self._require_complete(published, version, state)
@@ -243,8 +243,8 @@ class DeltaSink:
     def _change(self, rows: Rows | None) -> None:
         columns = self.columns[self.target.output]
         identity = [*self.target.identity]
-        # Rows without a key are appended, which is faster, except after a rebuild:
-        # some may be in the table already.
+        # Rows without a key are appended, which is faster than a merge. After a restore or a
+        # rebuild, they are merged, because some of them may be in the table already.
         may_replace = self.target.table.key is not None or self.state.may_repeat
         if rows is not None and rows.count and may_replace:
             self._merge(rows, columns, identity)
@@ -274,7 +274,7 @@ class DeltaSink:
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
             changes = [_equal(name) for name in names[len(identity) :]]
-            # A table that has only its key has nothing to change.
+            # If the key is the table's only column, there is nothing to change.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
         listed = ", ".join(backticked(name) for name in names)
@@ -408,7 +408,7 @@ class DeltaSink:
         )
 
     def _last_state(self) -> State | None:
-        """The state after the last commit of this pipeline; None if it is not among the last commits."""
+        """The state after the last commit of this pipeline; None if the newest commits do not include such a commit."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
             # Other programs commit too, without metadata or with their own.
@@ -507,7 +507,7 @@ def _tells_keys_apart(column: StructField) -> bool:
 
 
 def _equal(column: str) -> str:
-    """SQL that compares or sets a column of the table, `t`, with or to that of the batch's rows, `s`."""
+    """SQL for a column of the table `t` and the same column of the batch's rows `s`: a comparison or an assignment."""
     return f"t.{backticked(column)} = s.{backticked(column)}"
 
 

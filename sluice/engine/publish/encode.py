@@ -88,7 +88,7 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     columns = [changes.column(name).to_pylist() for name in names]
     last_rows: dict[Any, int] = {}
     for row, identity in enumerate(zip(*columns, strict=True)):
-        # Without this, a key would keep the place of its first change in the order of the records.
+        # The key is removed and added again, so that it gets the place of its last change.
         last_rows.pop(identity, None)
         last_rows[identity if identity[0] is not None else row] = row
     return changes.take(pa.array(last_rows.values(), pa.int64()))
@@ -178,7 +178,7 @@ def _reject_errors(
     errors: Mapping[int, str],
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Reject the records that could not be encoded, and return the others. Raise EngineError if `on_error="fail"`."""
+    """Reject the records that could not be encoded, and return the rest. Raise EngineError if `on_error="fail"`."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise RecordFailed(

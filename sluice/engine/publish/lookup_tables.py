@@ -67,7 +67,7 @@ def right_column(step: int) -> str:
 
 def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
     after = None
-    # Joined output goes to topics, so the rows' checksums are verified.
+    # The values go into records for topics, so the rows' checksums are verified.
     while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
         values.update((row.key, row.value) for row in page if row.value is not None)
         after = (page[-1].key, page[-1].window_start)

@@ -133,7 +133,7 @@ class Publisher:
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
-    """When the last batch was published, or this driver became ready for its first one, epoch ms."""
+    """When the last batch was published, or this driver became ready for its first batch, epoch ms."""
     _planned: PlannedBatch | None = None
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
@@ -308,7 +308,7 @@ class Publisher:
         return snapshot
 
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
-        """Record in the ledger that the pipeline is degraded, or that it is no longer."""
+        """Record in the ledger that the pipeline is degraded, or is no longer degraded."""
         # A rebuild reads records of long ago, and a batch
         # without records says nothing about the pipeline.
         if self.destinations is None or not published.counts.get("read", 0):
@@ -346,8 +346,8 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        # Closed times, and when each partition last had a record, depend on where batches end,
-        # which results do not. Snapshots leave them out.
+        # Snapshots leave out the closed times, and when each partition last had a record: these
+        # depend on where batches end, and results do not.
         names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
         shown_times = {name: times[name] for name in names}
         return Snapshot(

@@ -161,7 +161,7 @@ class ShardWriter:
                 merged.append(row)
                 ids.append(row_id)
                 last = row_id
-        # The versions before this batch, so that a repeated batch never adds to its own rows.
+        # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
         before = {old[:3]: old for old in shard.rows_before(batch, ids, self.epoch)}
         if before:
             for number, row_id in enumerate(ids):

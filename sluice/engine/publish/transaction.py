@@ -45,7 +45,7 @@ _FAST: dict[str, str | bool] = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "1048576",
-    # Otherwise, delivered records would stay in memory until the program asks for their reports.
+    # With reports for all records, delivered records would stay in memory until the program asks for the reports.
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
     **ANY_SIZE,
@@ -133,7 +133,7 @@ class TransactionalOutput:
         )
         self._marker: Marker | None = None
         self.markers: dict[int, Marker] = {}
-        """Generation → the newest marker that it had when the writer began."""
+        """Generation → its newest marker at the time when the writer began."""
 
     @property
     def last(self) -> Batch | None:
@@ -221,7 +221,7 @@ class TransactionalOutput:
                 # marker says that it was written.
                 begun = self._begin_transaction()
             for topic, table in records:
-                # A repeated batch, whose records for this topic are in Kafka.
+                # The batch is repeated, and its records for this topic are in Kafka already.
                 if written.get(topic):
                     continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
@@ -314,7 +314,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     try:
         for message in messages:
             generation = writer.generation_of(message.key())
-            # A marker of another pipeline.
+            # The marker belongs to another pipeline.
             if generation is None:
                 continue
             marker = msgspec.json.decode(message.value(), type=Marker)
@@ -439,7 +439,7 @@ def _columns(records: pa.RecordBatch) -> Iterator[Iterable[Any]]:
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]]]:
     """The headers of each record as pairs; an empty list for a record without headers."""
-    # Listing the headers of all records together takes a tenth of the time of listing those of each record.
+    # Listing the headers of all records at once takes a tenth of the time of listing each record's headers.
     pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
     begin = 0
     for length in pc.fill_null(pc.list_value_length(records), 0).to_pylist():

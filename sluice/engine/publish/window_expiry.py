@@ -29,7 +29,8 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)
-        # Window starts are never negative, so before this no window can have ended long enough ago.
+        # Event times are never negative, so every window ends after 0. Until stream time exceeds the
+        # retention, no window has ended that long ago.
         if stream_time > windows.retention_ms:
             ends[windows.group_id] = stream_time - windows.retention_ms
     if not ends:

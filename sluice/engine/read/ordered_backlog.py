@@ -59,7 +59,7 @@ class Backlog:
 
     timestamps: Timestamps
     partitions: tuple[Partition, ...]
-    """The partitions, sorted as records with equal sequences are: by source and number."""
+    """The partitions, sorted by source and number, as records with equal sequences are."""
     position: dict[Partition, int]
     ends: Offsets
     largest_timestamps: Offsets = field(default_factory=dict)
@@ -105,8 +105,8 @@ class Backlog:
     def _by_index(self, most: int) -> dict[Partition, int] | None:
         """The end offsets of a batch, found with Kafka's index; None if the index does not help.
 
-        A binary search for the time at which the batch ends: by the index, a batch that ends at time `low` has too few
-        records, and a batch that ends at time `high` has too many.
+        This is a binary search for the time at which the batch ends: by the index, a batch that ends at time `low` has
+        too few records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -185,7 +185,7 @@ class Backlog:
             if not incomplete:
                 return dict(self.ends)
             # The next records in the order are in the partition with the lowest
-            # sequence, so read more of that one.
+            # sequence, so read more of this partition.
             behind = min(incomplete, key=lambda partition_read: partition_read.sequence)
             starts: dict[Partition, int] = {}
             for partition_read in incomplete:

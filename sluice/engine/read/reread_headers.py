@@ -30,7 +30,7 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
     headers_by_place: dict[Place, Headers] = {}
     try:
         with kafka_errors("Reading the headers of rejected records", kafka):
-            # In order, so that near records are read one after the other.
+            # The places are sorted, so that near records are read one after the other.
             by_partition = groupby(sorted({*places}), lambda place: place[:2])
             for (topic, partition), of_partition in by_partition:
                 message: Message | None = None
@@ -43,7 +43,7 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
                     # A dead letter without its record's headers is better than a failed batch.
                     if message is None:
                         break
-                    # Compaction may have removed the record, so that the next one is read.
+                    # Compaction may have removed the record. The consumer has then read the next record.
                     if message.offset() != place[2]:
                         continue
                     if headers := headers_of(message):

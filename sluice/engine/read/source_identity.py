@@ -89,7 +89,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, Topic]) -> None:
-        """Raise InputError if the last record that the pipeline has read has been replaced by another one.
+        """Raise InputError if the last record that the pipeline has read has been replaced by another record.
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
@@ -97,7 +97,7 @@ class SourceIdentity:
         places: dict[tuple[str, int], int] = {}
         for source in self.sources.get(self.ref):
             topic = topics.get(source.topic)
-            # A recreated topic is another error, which the check of its id raises.
+            # For a topic that was created again, the check of its id raises an error.
             if topic is None or topic.id != source.topic_id or not source.fingerprint:
                 continue
             # Retention may have removed the record.
@@ -237,7 +237,7 @@ def _check_range(
     begun: Mapping[str, int],
     pipeline: str,
 ) -> None:
-    # `done` takes precedence.
+    # For a partition in both, the offset in `done` takes precedence.
     for partition, position in {**begun, **done}.items():
         number = int(partition)
         if number >= len(topic.ends):

@@ -104,7 +104,7 @@ class Reader:
     sequenced: bool = field(default=False, kw_only=True)
     """Whether to compute the records' order; False with a test driver, which provides the order."""
     uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Topics that another reader of the job reads too, and counts."""
+    """Topics whose records another reader of the job also reads. Only the other reader counts them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outputs: dict[tuple[str, int], PartitionOutput] = {}

@@ -83,7 +83,7 @@ class KafkaTimestamps:
             for answer in answers:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
-        # A negative offset stands for no offset.
+        # Kafka returns a negative offset for a partition without such a record.
         reached = [answer for answer in answers if answer.offset >= 0]
         return {(answer.topic, answer.partition): answer.offset for answer in reached}
 
@@ -124,7 +124,7 @@ class KafkaTimestamps:
                 # Records after the backlog's end are newer than the run, and not wanted.
                 if error is not None or offset >= self.ends[partition] - 1:
                     complete.add(partition)
-        # Otherwise the client would go on fetching records that nobody reads.
+        # A client with assigned partitions would go on fetching records that nobody reads.
         self.consumer.unassign()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():

@@ -172,7 +172,7 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """The value with amounts in the fewest digits: Arrow counts zeros at the end, and an exponent of zero, too."""
+    """The value with decimals in as few digits as possible, because Arrow also counts zeros at the end."""
     if isinstance(value, Decimal):
         return value.normalize(_EXACT)
     if isinstance(value, list):

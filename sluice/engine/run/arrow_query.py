@@ -72,7 +72,7 @@ class ArrowQuery:
         workers = job.pipeline.workers
         tasks = []
         for number in range(1, job.stage_count + 1):
-            # In this order: the targets depend on the types of results, which `task` records.
+            # The targets come after the call of `task`, which records the types of results on which they depend.
             stage = stages.task(number)
             targets = ShuffleTargets.of(stages, number)
             last = stages.last_tasks(number)

@@ -223,7 +223,7 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
-    """The stores and operators that are steps of the pipeline. The stores of processors are not."""
+    """The stores and operators that are steps of the pipeline. Omits the stores of processors, which are not steps."""
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
 

@@ -60,7 +60,7 @@ class HeldWindows:
 
     @classmethod
     def of(cls, states: Sequence[Windows]) -> Self:
-        """The windows in the states of the keys, which are in the order of their numbers."""
+        """The windows in the states of the keys; `states` has them in the order of the keys' numbers."""
         windows = [(key, start, time) for key, state in enumerate(states) for start, (time, _) in state.items()]
         keys, starts, times = np.array(windows, np.int64).reshape(-1, 3).T
         return cls(keys, starts, times)
@@ -76,7 +76,7 @@ class Records:
     """The texts of the keys, by number."""
     line: Line
     places: Numbers
-    """The place of each record on the line."""
+    """The place of each record on `line`."""
     neighbourhoods: Numbers
     """The number of each record's neighbourhood."""
     held: HeldWindows
@@ -182,7 +182,8 @@ class ColumnAggregation:
         The states of the rows' keys have been loaded.
         """
         table = pa.table(dict(batch.columns))
-        # The last update of a sliding window may come from a record that is not in it, but right before it.
+        # The record that last updates a sliding window may not be in the window, but right before it. A result needs
+        # this record's headers.
         follows_updates = isinstance(self.window, SlidingWindow) and self._sends_headers(table)
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
@@ -226,7 +227,7 @@ class ColumnAggregation:
         return records.rows
 
     def _complete(self, table: pa.Table) -> Numbers:
-        """The indices of the rows that have all that the operator needs. It counts the others as dropped."""
+        """The indices of the rows that have all that the operator needs. Counts the other rows as dropped."""
         is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
         if isinstance(self.window, SlidingWindow):
             is_complete &= boolean_mask(table.column("value").is_valid())
@@ -255,14 +256,14 @@ class ColumnAggregation:
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
-        """The places from which and up to which held windows are neighbours of records."""
+        """The first and the last place at which a record is a neighbour of each held window."""
         starts = line.places(held.keys, held.starts)
         match self.window:
             case SessionWindow():
                 return starts, line.places(held.keys, held.times)
             case SlidingWindow():
                 return starts, starts
-            case Window():  # has the same bounds whatever windows there are
+            case Window():  # its bounds do not depend on other windows
                 return starts[:0], starts[:0]
 
     def _last_headers(self, table: pa.Table, records: Records, windows: WindowRanges) -> pa.Array:
@@ -283,7 +284,7 @@ class ColumnAggregation:
         results: WindowResults,
         output: StageOutput,
     ) -> Mask:
-        """Merge the windows with the held windows that they continue, and return a mask of them."""
+        """Merge the windows with the held windows that they continue, and return a mask of the merged windows."""
         is_merged = np.zeros(len(windows), np.bool_)
         continued = records.continued(windows)
         held = np.flatnonzero(continued >= 0)

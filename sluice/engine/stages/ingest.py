@@ -132,7 +132,7 @@ class Ingest:
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
-            # After all groups, because a record that one of them counts is applied, not late.
+            # Records are counted after all groups, because a record that any group aggregates is applied, not late.
             results.count_records(outcome)
         if not self.operators:
             return
@@ -181,7 +181,7 @@ class Ingest:
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> pa.RecordBatch:
-        """Rows for one side of an operator. Also adds what advances its stream time to the task's advances."""
+        """Rows for one side of an operator. Also adds the rows that advance its stream time to the task's advances."""
         indices = np.flatnonzero(passed)
         taken = pa.array(indices)
         columns: dict[str, pa.Array | int | bool | str | bytes] = {

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 """The columns that operators read."""
 _ROWS_AT_ONCE = 1_000
-"""Rows become Python objects in small numbers, so that they are still in the processor's cache when they are used."""
+"""Rows become Python objects in small numbers, so that they are still in the CPU's cache when they are used."""
 _KEYED_ROWS_AT_ONCE = 50_000
 """The rows of many keys are processed and forgotten in parts of about this size, with their states and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
@@ -70,9 +70,9 @@ class OperatorRows:
         return len(self.columns["key"])
 
     def keys(self, side: int | None = None) -> list[str]:
-        """The different keys of all rows, or those of a side.
+        """The different keys of all rows, or of the rows of one side.
 
-        They are sorted because neighbours are close to each other in the shard.
+        The keys are sorted, because the shard stores neighbouring keys close to each other.
         """
         keys = self.columns["key"]
         if side is not None:
@@ -97,7 +97,7 @@ class OperatorRows:
     def by_key(self) -> Iterator[tuple[KeyedRows | None, Self]]:
         """The rows sorted by key and then by position, in parts with all rows of their keys.
 
-        Yields each part in both forms; the rows without a key, which come last, only in one.
+        Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as OperatorRows.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
         order = np.lexsort([*self._position_keys(), key_ranks])

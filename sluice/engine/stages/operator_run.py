@@ -64,7 +64,7 @@ class BatchStates:
         return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
     def earliest_timer(self, operator: int) -> int:
-        """When the earliest wall-clock timer is due after the batch, whose states are written; -1 without a timer."""
+        """When the earliest wall-clock timer is due, read after the batch's states are written; -1 without a timer."""
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
         return BEFORE_ALL if due is None else due
 
@@ -72,7 +72,7 @@ class BatchStates:
 class CopiedRows:
     """This worker's copies of the rows of the tables that a processor reads, in one batch.
 
-    A row is stored as a state that belongs to no key, under a name of its table's side and its key.
+    A row is stored as a state that belongs to no key; its name consists of the table's side and the row's key.
     """
 
     def __init__(self, operator: int, stored: BatchStates) -> None:
@@ -188,7 +188,7 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._stored.due(self.spec.number, self.timeline.closed_after)
-            # Without this, each row would pay for a search among timers that cannot be due.
+            # No timer can become due in this batch. Without releases, no row takes time for a search among timers.
             if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
                 return None
             self.load(due)
@@ -411,11 +411,11 @@ class OperatorRun:
                 operator.tick(state, key, now, closed, output, start_timer)
 
     def _timer_before(self) -> int | None:
-        """When the worker's earliest wall-clock timer was due before the batch; -1 without one, None if unknown."""
+        """When the worker's earliest wall-clock timer was due before the batch; -1 without a timer, None if unknown."""
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:
-        """When the worker's earliest wall-clock timer is due after the batch, by name; empty if it never has any."""
+        """When the worker's earliest wall-clock timer is due after the batch, by name; empty if no timer can be set."""
         operator = self.operator
         if not isinstance(operator, Process) or not operator.sets_timers:
             return {}
@@ -454,11 +454,11 @@ class OperatorRun:
                     replaces=digest_before,
                 )
             elif key in self._digests:
-                # A tombstone: a later batch must not find the state of the batch before.
+                # A later batch must find this tombstone, not the state of an earlier batch.
                 yield State(number, key, None, replaces=digest_before)
 
     def shared_states(self) -> Iterator[State]:
-        """The states that belong to no key: copies of the rows of tables, and what all keys of the worker share."""
+        """The states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
         yield from self.copied_rows.states_to_store()
         if (shared := getattr(self.operator, "shared", None)) is not None:
             yield State(

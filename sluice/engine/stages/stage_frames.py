@@ -67,7 +67,8 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     if not isinstance(result, DataFrame):
         raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
     operations = _operations(result)
-    # Each record is counted once, and the steps behind may depend on the order of rows.
+    # The function must not drop, add or sort rows: each record is counted once, and later steps may
+    # depend on the order of rows.
     added = Counter(operations) - Counter(_operations(argument))
     if added:
         first = next(name for name in operations if name in added)

@@ -199,7 +199,7 @@ class StageOutput:
                 headers=headers,
             )
             listener.process(row, self)
-            # The listener has set both for its own results.
+            # The listener has set the operator and the headers for its own results.
             self.operator, self.headers = operator, headers
 
     def _append(
@@ -370,7 +370,10 @@ class StageOutput:
             self.by_partition.setdefault(part, Counter())[name] += int(number)
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """All results so far as rows of Arrow. Of those that go only to a store, the last one of each of its rows."""
+        """All results so far, as rows of Arrow.
+
+        For an operator whose results go only to a store, only the last result for each row of the store.
+        """
         batches, self._batches = self._batches, []
         yield from batches
         if self._rows:
@@ -407,7 +410,7 @@ class StageOutput:
 _MANY_ROWS = 50_000
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
 _NUMBER = "number"
-"""The name of the column with the number of a result among those of its row or release."""
+"""The name of the column with the number of a result among the results of its row or release."""
 _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
     _NUMBER,
@@ -415,14 +418,14 @@ _COLUMNS = (
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """The number of each result among those with the same cause, which follow each other."""
+    """The number of each result among the results with the same cause, which follow each other."""
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))
 
 
 def _result_paths(causes: pa.Array, numbers: Indices) -> pa.Array:
-    """The paths of results, from those of their causes and their numbers among the results of the cause."""
+    """The paths of results, each made from the path of the cause and the result's number among the cause's results."""
     different, places = np.unique(numbers, return_inverse=True)
     elements = pa.array([row_order.result_path(b"", number) for number in different.tolist()], pa.binary())
     return pc.binary_join_element_wise(causes, elements.take(pa.array(places)), pa.scalar(b""))

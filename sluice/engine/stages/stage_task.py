@@ -64,7 +64,7 @@ class Stage:
                 yield from self._run(received, worker, start.number, before)
 
     def _has_due_timers(self, before: StreamTimes, worker: int) -> bool:
-        """Whether a wall-clock timer of the worker is due, even without rows."""
+        """Whether a wall-clock timer of the worker is due, so that the stage must run even without rows."""
         due = [before.timer_due(operator.plan.name, worker) for operator in self.operators]
         return any(time is not None and BEFORE_ALL < time <= before.now for time in due)
 
@@ -125,7 +125,7 @@ class StageRows:
         """The worker that owns the rows; None if there are no rows for the stage."""
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add the rows for the stage. Yields the others."""
+        """Add the rows for the stage. Yields the other rows."""
         of_stage = pc.and_(pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted")))
         if not pc.all(of_stage).as_py():
             yield batch.filter(pc.invert(of_stage))
@@ -227,7 +227,7 @@ class StageRun:
                 yield from output.take()
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Close all operators after the last row. An operator's results may go to a later one, so the order matters."""
+        """Close all operators after the last row, in order: an operator's results may go to a later operator."""
         for operator in self.operators.values():
             operator.close(self.output)
         yield from self.output.take()

@@ -58,7 +58,7 @@ class _PartitionClocks:
     left: _Clock
     right: _Clock
     of_sides: Mapping[int, _Clock] = field(default_factory=dict)
-    """The clocks of the sides that have one each (`PlannedOperator.timed_sides`)."""
+    """The clocks of the sides that have a clock of their own (`PlannedOperator.timed_sides`)."""
 
 
 _SUFFIXES = {"all_rows": ".any", "closed": "", "left": ".0", "right": ".1"}
@@ -124,7 +124,7 @@ class Timeline:
         """The clocks of the partitions with this number."""
         times, of_number = self._times, self._numbers == number
         before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
-        # An idle partition that has records again has been passed by the others meanwhile.
+        # While a partition was idle, the closed time may have passed its stream time.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
             _, after_each = advance(times, of_number, before["closed"])
@@ -284,7 +284,7 @@ class Timeline:
         """For each row, the number of advances before its position, and up to and including its position."""
         count, rows = len(self._times), len(positions)
         together = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
-        # Each row is sorted into the advances twice: before those at its own position, and after them.
+        # Each row is sorted into the advances twice: before the advances at its own position, and after them.
         keys: list[Times] = [np.repeat(np.array([1, 0, 2]), (count, rows, rows))]
         keys += [np.concatenate((key, key[count:])) for key in together]
         order = np.lexsort(keys)

@@ -26,8 +26,8 @@ _SHARING = "spark.sql.subexpressionElimination.enabled"
 def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     """Allow or forbid that the session's next query computes common subexpressions only once.
 
-    Forbid it for a query with fallible expressions: Spark would compute a subexpression of two of them outside of both,
-    where a failure ends the query.
+    Forbid it for a query with fallible expressions: Spark would compute a subexpression that two of them share outside
+    of both, where a failure ends the query.
     """
     # `getConf` would copy all settings, each with calls of the JVM.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
@@ -55,8 +55,8 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
-        # Rare: sqlglot has written a part in a way that Spark cannot resolve. Its
-        # failures get no text of their own.
+        # Rare: sqlglot has written a part in a way that Spark cannot resolve. A failure
+        # of this part gets no text of its own.
         resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
     try:
         return _with_errors(with_structs, fallibles, resolved)
@@ -163,7 +163,7 @@ def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]
 def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit(NO_RESULT)
-    # From the last to the first, so that the first part that fails decides.
+    # The loop goes from the last part to the first, so that the first part that fails gives the text.
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text

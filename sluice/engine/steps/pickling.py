@@ -68,8 +68,8 @@ class Pickled:
     def value(self) -> Any:
         if self.name:
             return _named(self.module, self.file, self.name)
-        # The functions of a script are pickled by value; for all
-        # others, their module must be there.
+        # The functions of a script are pickled by value; the pickle of
+        # any other function needs the function's module.
         if self.module != "__main__":
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)

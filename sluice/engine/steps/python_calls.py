@@ -49,7 +49,8 @@ class Call:
         key: str | None,
         value: str | None,
     ) -> dict[str, Any] | None:
-        # A filter keeps the row, so that one pass serves all branches of the pipeline.
+        # A filter does not drop rows, because other branches of the pipeline may read them. The function is not
+        # called for a record that does not reach the step.
         if not passed:
             return None
         # Loaded outside of the `try`: an error in loading the function or the

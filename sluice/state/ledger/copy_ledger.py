@@ -28,7 +28,7 @@ def copy_ledger(
         reading(source.engine) as old,
         transaction(target.engine) as new,
     ):
-        # Within the transaction: a run may have begun since the command found the target empty.
+        # The transaction checks this again: a run may have begun since the command found the target empty.
         pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
         if locations is not None and pipeline is not None:
             raise Refused(

@@ -1,4 +1,4 @@
-"""What is wrong with pipelines now, until it is resolved: one failure of each kind for each pipeline.
+"""The unresolved failures of pipelines: at most one failure of each kind for each pipeline and host.
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
@@ -7,16 +7,16 @@
 | overdue | the data are older than the pipeline's deadline | the alert | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the trigger | they are back |
 | slot | a run was asked for, but Airflow does not start it | the trigger | a driver has started |
-| lease | a driver waits for another one | the waiting driver | it has the lease, or gives up |
+| lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
 | held | a transaction of a producer holds back records | the trigger | the transaction has ended |
-| rejections | many of the newest batch's records were rejected | the driver | the next batch with fewer |
+| rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
 | host | a state server does not answer | whoever looks | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is off | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
 
-What a host looks at again and again (`OBSERVED_KINDS`) no longer counts once nobody has seen it for
-`UNSEEN_SECONDS`, for example because the host is gone for good.
+A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host has recorded it
+for `UNSEEN_SECONDS`, for example because the host is gone for good.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _LENGTH = 1_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Something wrong with a pipeline."""
+    """A failure of a pipeline: what is wrong, since when, and what to do."""
 
     pipeline: str
     kind: Kind = "run"
@@ -135,7 +135,7 @@ class Failures(LedgerPart):
             return True
 
     def keep(self, *failures: Failure) -> None:
-        """Add failures. An earlier one of the same pipeline, kind and host gets the new text and keeps its time."""
+        """Add failures. An earlier failure of the same pipeline, kind and host gets the new text and keeps its time."""
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             for failure in failures:
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
@@ -162,7 +162,7 @@ class Failures(LedgerPart):
         gone = [name for name, failure in before.items() if name not in now or now[name].detail != failure.detail]
         new = [failure for name, failure in now.items() if name not in before or name in gone]
         if not (gone or new):
-            # This is the usual case, because Airflow loads the files again and again.
+            # This is the usual case: Airflow loads the files again and again, and few have changed.
             return
         with database_errors("Writing broken files"), transaction(self._engine) as connection:
             connection.execute(delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone)))

@@ -66,7 +66,7 @@ class Generations(LedgerPart):
     ) -> None:
         """Insert or replace a generation's description.
 
-        The first one of a pipeline becomes the current one. A `hidden` generation only becomes
+        A pipeline's first generation becomes its current generation. A `hidden` generation only becomes
         current through `promote`, even if it is the first. The caller may pass the `epoch` of this
         generation's lease, or the `lease` of another generation: if that lease is no longer held,
         raises LeaseError and changes nothing.
@@ -235,11 +235,14 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline, read with as many statements as one of them."""
+        """The current generations of all pipelines, sorted by pipeline.
+
+        Takes as many statements as for one pipeline.
+        """
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """The generations of all pipelines that have a current one, sorted by pipeline and number."""
+        """The generations of all pipelines that have a current generation, sorted by pipeline and number."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = select(GENERATIONS).where(has_current).order_by(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         return self._infos(self._read(statement))

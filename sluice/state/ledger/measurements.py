@@ -1,4 +1,4 @@
-"""Measurements of what pipelines have done: totals, which only grow, and the newest values of others.
+"""Measurements of pipelines: totals, which only grow, and the newest values of other measurements.
 
 They outlive the snapshots and audits that retention removes. The totals of a batch are added in the
 transaction that publishes the batch, so a batch that is repeated after a crash counts once.
@@ -40,9 +40,9 @@ class Measurement(NamedTuple):
 
 
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
-    """What a duration adds to the histogram `name`: one to the bucket that it falls into, and itself to the sum.
+    """The numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
 
-    In the ledger, a bucket has no values of the buckets below it; Prometheus' buckets do.
+    In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it does.
     """
     bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
     yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
@@ -50,7 +50,7 @@ def duration(name: str, seconds: float) -> Iterator[Measurement]:
 
 
 def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
-    """What a published batch adds to its pipeline's totals."""
+    """The numbers that a published batch adds to its pipeline's totals."""
     yield Measurement("batches_total", 1)
     for source in audit.sources:
         fates = {"applied": source.applied, "filtered": source.filtered, "late": source.late}

@@ -77,7 +77,7 @@ class Placements(LedgerPart):
     def claim(self, placement: Placement) -> None:
         """Place a worker at a server.
 
-        Raises Refused if another server has it, or if this server is its standby.
+        Raises Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             standby = select(STANDBYS.c.host, STANDBYS.c.port).where(*_same_worker(STANDBYS, placement))
@@ -95,7 +95,7 @@ class Placements(LedgerPart):
                     next_step="To bring it here, start this server without --workers, then: sluice move "
                     f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
-            # The server may have got a certificate since then.
+            # The server may have got a certificate since the worker was placed here.
             if before != placement:
                 replace_placement(connection, placement)
 

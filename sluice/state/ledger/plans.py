@@ -1,7 +1,7 @@
 """The plan of each generation's newest batch: which records it reads, and its clock.
 
 A driver writes the plan before anything of the batch leaves it: output, rows of a table, or rows of
-a shard. If the driver ends before the batch is published, the next one, on whatever host, repeats
+a shard. If the driver ends before the batch is published, the next driver, on whatever host, repeats
 exactly this plan.
 """
 
@@ -39,7 +39,7 @@ class Plans(LedgerPart):
     def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
         """Plan the next batch of a generation. Returns the plan to execute.
 
-        That is an earlier plan of the batch if one was begun but not published, otherwise `plan`.
+        If the batch was planned before and not published, this is the earlier plan, otherwise `plan`.
 
         Raises LeaseError unless the generation's lease is held in this epoch.
         """

@@ -35,7 +35,10 @@ def note_killed(
     since: datetime | None,
     what: str,
 ) -> None:
-    """Record that a driver failed, unless a failure of the pipeline's run has been recorded since a time, or ever."""
+    """Record that a driver failed, unless a failure of the pipeline's run is recorded that began after `since`.
+
+    If `since` is None, any recorded failure of the run counts.
+    """
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
 

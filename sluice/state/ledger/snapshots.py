@@ -132,7 +132,7 @@ class Snapshots(LedgerPart):
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
         """The batches of the current generation of each pipeline that has published one."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
-        # The database finds the two ends in its index. Grouped, it would read the whole index.
+        # The database finds the two ends in its index. With GROUP BY, it would read the whole index.
         ends = [
             select(end(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery().label(name)
             for name, end in (("oldest", func.min), ("newest", func.max))

@@ -68,7 +68,7 @@ class Standbys(LedgerPart):
     def add(self, place: Placement) -> None:
         """Register a server as a worker's standby, without a copy yet.
 
-        Raises Refused if the server has the worker itself, or if another server is its standby.
+        Raises Refused if the server has the worker itself, or if another server is the worker's standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in _addresses(connection, PLACEMENTS, place):
@@ -86,7 +86,7 @@ class Standbys(LedgerPart):
     def remove(self, standby: Standby) -> None:
         """Forget a worker's standby.
 
-        Raises Refused and changes nothing if it has changed since it was read.
+        Raises Refused and changes nothing if the standby has changed since it was read.
         """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)

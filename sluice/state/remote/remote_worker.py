@@ -20,8 +20,8 @@ from sluice.state.remote.http_client import HttpClient
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""Concurrent calls for single keys per worker. Keys requested in the meantime share the next
-call."""
+"""The most concurrent calls for single keys to one worker. Keys that are requested during these calls
+share the next call."""
 
 
 class RemoteWorker:

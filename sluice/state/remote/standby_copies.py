@@ -41,7 +41,7 @@ class RefreshedCopy:
     batch: int
     copied: int
     why_whole: str
-    """Why the whole shard was copied anew; empty if only new versions were."""
+    """Why the whole shard was copied anew; empty if only new versions were copied."""
 
 
 def refresh_standbys(
@@ -73,7 +73,7 @@ def refresh_standbys(
             require_copyable(worker)
             outcome: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
         except (StateError, Refused) as error:
-            # The other standbys are refreshed even so.
+            # An error of this standby does not keep the other standbys from being refreshed.
             outcome = FailedRefresh(worker.number, error)
         yield outcome
 

@@ -143,7 +143,7 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """A page of all versions since batch `since`, sorted, that come after (operator, shared, key, batch)."""
+    """A page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
     return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
 
 

@@ -35,7 +35,7 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 STATE_ROWS, UNFINISHED = -1, -2
-"""Numbers in a journal in place of an operator's: for state rows, and for an unfinished copy."""
+"""Numbers in a journal in place of an operator's number: for state rows, and for an unfinished copy."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -230,7 +230,7 @@ class Shard(Protocol):
         after: tuple[int, str, int, int] | None,
         limit: int,
     ) -> list[Version]:
-        """A page of all versions since batch `since`, sorted, that come after (group, key, window start, batch)."""
+        """A page of the sorted versions since batch `since` that come after (group, key, window start, batch)."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""

@@ -22,7 +22,7 @@ def size_of(location: str) -> int | None:
 def sizes_of(locations: Iterable[str]) -> dict[str, int]:
     """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
 
-    Omits shards that do not exist, and those of a database that does not answer.
+    Omits shards that do not exist, and shards of a database that does not answer.
     """
     sizes: dict[str, int] = {}
     schemas: dict[URL, dict[str, str]] = {}
@@ -46,7 +46,7 @@ def _size_of_files(url: URL) -> int | None:
         if url.database:
             size = Path(url.database).stat().st_size
             log = Path(f"{url.database}-wal")
-            # The last connection that closes the database removes the log.
+            # The log exists only while a connection is open: the last connection removes it.
             return size + (log.stat().st_size if log.exists() else 0)
     return None
 

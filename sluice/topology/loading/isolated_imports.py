@@ -88,7 +88,7 @@ class _Child:
         self.pid = os.fork()
         self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
         if self.pid == 0:
-            # A group of its own, so that processes started by the file are killed with it.
+            # The child gets a process group of its own, so that processes started by the file are killed with it.
             os.setpgid(0, 0)
             os.close(self.pipe)
             # What the file prints must not mix with the outcomes, which the helper process prints.
@@ -98,7 +98,7 @@ class _Child:
             os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
             # Without this, threads that the file has started would keep the child alive.
             os._exit(0)
-        # Otherwise the pipe would not end with the child.
+        # The parent closes its copy of the pipe's writing end, so that the pipe ends when the child ends.
         os.close(writing)
 
     def read(self) -> bool:

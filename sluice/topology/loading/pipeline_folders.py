@@ -66,7 +66,7 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
 
 def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Broken]]:
-    """The files whose pipelines can be used, and the others: an error, or a name that another pipeline has, too."""
+    """The files whose pipelines can be used, and the other files, with an error or another pipeline's name."""
     files_of: dict[str, list[Path]] = {}
     for file, outcome in outcomes.items():
         if not outcome.error:
@@ -127,7 +127,7 @@ def declared_names(file: Path) -> tuple[str, ...]:
         return ()
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    # A file with a mistake in its syntax still needs its name, for the DAG that shows the error.
+    # A file with a syntax error still needs a pipeline name, for the DAG that shows the error.
     except (SyntaxError, ValueError, RecursionError):
         return tuple(dict.fromkeys(match[2] for match in _PIPELINE_CALL.finditer(text)))
     names = [_literal_name(call) for call in calls]

@@ -72,7 +72,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
 
 
 class _TookTooLong(BaseException):
-    """Not an Exception, so that the author's `except Exception` does not catch it."""
+    """An import took too long. Not an Exception, so that the author's `except Exception` does not catch it."""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if left:
-            # Zero would switch the earlier alarm off.
+            # The earlier alarm gets at least 1 ms, because zero would switch it off.
             rest = max(left - (time.monotonic() - begun), 0.001)
             signal.setitimer(signal.ITIMER_REAL, rest, interval)
 

@@ -106,17 +106,17 @@ def _create(connection: Connection) -> None:
 def upgrade(connection: Connection, version: str, to: str) -> None:
     """Migrate a ledger from one version to another.
 
-    Raises StateError if this version of Sluice does not know it.
+    Raises StateError if this version of Sluice does not know `version`.
     """
     # Versions from before the first release are numbers.
     if version.isdigit():
         raise _from_before_release()
-    # Alembic takes a while to import, and is not needed for a new ledger and one of this version.
+    # Alembic takes a while to import, and is needed only for a ledger of an earlier version.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    # Otherwise Alembic writes its steps into the log of a run.
+    # At the level INFO, Alembic would write its steps into the log of a run.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(SCRIPTS))
