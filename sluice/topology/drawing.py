@@ -29,7 +29,7 @@ def title(node: nodes.Node) -> str:
         case nodes.Sink():
             return f"topic {node.topic}"
         case nodes.Join():
-            return f"{node.how} join with {node.right.name}"
+            return f"{node.how} join with {_input_title(node.right)}"
         case nodes.Suppress(early_ms=int(early_ms)):
             return f"emit {duration_text(early_ms)} after a change and on window close"
         case nodes.Suppress(until="window_final"):
@@ -46,6 +46,13 @@ def title(node: nodes.Node) -> str:
             return f"process {'values ' if node.keeps_key else ''}{node.processor.__name__}"
         case _:
             return re.sub("(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
+
+
+def _input_title(node: nodes.Node) -> str:
+    name = nodes.known_name(node)
+    if name == node.name:
+        return name
+    return f"{'join' if isinstance(node, nodes.Join) else title(node)} of {name}"
 
 
 def detail(node: nodes.Node) -> str:
@@ -93,7 +100,7 @@ def _detail(node: nodes.Node) -> str:
 
 def _aggregate_detail(node: nodes.Aggregate) -> str:
     if isinstance(node, nodes.Cogroup):
-        parts = [f"{_added(part)} of {part.parent.name} by {part.key}" for part in node.parts]
+        parts = [f"{_added(part)} of {nodes.known_name(part.parent)} by {part.key}" for part in node.parts]
         what = "; ".join(parts)
     else:
         added = ", ".join(node.columns.values()) or "Python functions"

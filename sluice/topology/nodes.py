@@ -434,6 +434,16 @@ def is_table(node: Node) -> bool:
             return False
 
 
+def known_name(node: Node) -> str:
+    """The name of the nearest topic or store that a node's rows come from, which the author gave."""
+    names = [
+        step.name
+        for step in upstream(node)
+        if isinstance(step, Source | Aggregate) or (isinstance(step, ToTable) and step.store is not None)
+    ]
+    return names[0]
+
+
 def upstream(node: Node) -> tuple[Node, ...]:
     """The node and all nodes that feed it, each once, depth first."""
     visited: dict[Node, None] = {}

@@ -23,7 +23,7 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
         if (window is None) != (other_window is None):
             windowed = other if window is None else first
             raise TopologyError(
-                f"{where}: the keys of {windowed.name} have windows, and the other keys do not.",
+                f"{where}: the keys of {nodes.known_name(windowed)} have windows, and the other keys do not.",
                 next_step=_MAKE_PLAIN,
             )
         if window is not None and other_window is not None and _bounds(window) != _bounds(other_window):
@@ -47,7 +47,7 @@ def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
     """Raise TopologyError if the keys of an input have windows."""
     for node in inputs:
         if nodes.window_of(node) is not None:
-            raise TopologyError(f"{where}: the keys of {node.name} have windows.", next_step=_MAKE_PLAIN)
+            raise TopologyError(f"{where}: the keys of {nodes.known_name(node)} have windows.", next_step=_MAKE_PLAIN)
 
 
 def require_distinct_sessions(where: str, node: nodes.Node, *, deletes: bool) -> None:
@@ -71,7 +71,9 @@ def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | Non
     """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
     window = nodes.window_of(node)
     if window is None and encode_key in (windowed_json, time_windowed_bytes, session_windowed_bytes):
-        raise TopologyError(f"{where}: the keys of {node.name} have no windows.", next_step="Leave key= out.")
+        raise TopologyError(
+            f"{where}: the keys of {nodes.known_name(node)} have no windows.", next_step="Leave key= out."
+        )
     for wrong, right in ((time_windowed_bytes, session_windowed_bytes), (session_windowed_bytes, time_windowed_bytes)):
         if encode_key is wrong and isinstance(window, SessionWindow) is (wrong is time_windowed_bytes):
             raise TopologyError(

@@ -153,11 +153,11 @@ def minutes(pipeline: Pipeline) -> Any:
 WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     "windows of windows": (
         lambda p: minutes(p).group_by_key().windowed_by(tumbling("1 hour")),
-        r"windowed_by at .*: the keys of tostream-2 have windows.*select_key",
+        r"windowed_by at .*: the keys of a_per_minute have windows.*select_key",
     ),
     "a table without windows": (
         lambda p: minutes(p).join(p.table("b", value=str)),
-        r"the keys of tostream-2 have windows, and the other keys do not",
+        r"the keys of a_per_minute have windows, and the other keys do not",
     ),
     "windows of another kind": (
         lambda p: visits(p, "a").join(
@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     ),
     "a join of two streams": (
         lambda p: minutes(p).merge(p.stream("b", value=int).map_values("value")),
-        r"merge at .*: the keys of tostream-2 have windows, and the other keys do not",
+        r"merge at .*: the keys of a_per_minute have windows, and the other keys do not",
     ),
     "growing sessions in a store": (
         lambda p: (

@@ -56,6 +56,17 @@ pipeline shop, 3 workers
     )
 
 
+def test_a_join_names_the_store_that_its_other_input_comes_from() -> None:
+    pipeline = Pipeline("shop")
+    sales = pipeline.stream("sales", value=Sale)
+    large = sales.group_by_key().count(store="counts").filter("value > 9")
+    sales.filter("amount > 1").join(large.join(pipeline.table("shops", value=Shop)))
+    sales.join(large)
+    text = drawing.text(pipeline)
+    assert "inner join with filter of counts" in text
+    assert "inner join with join of counts" in text
+
+
 def test_svg_is_well_formed_and_shows_every_step_within_its_bounds() -> None:
     pipeline = build()
     root = ElementTree.fromstring(drawing.svg(pipeline))
