@@ -73,6 +73,7 @@ def hopping(
         window = Window(length.ms, grace_ms, period.ms)
         if not 0 < window.advance_ms <= window.size_ms:
             raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
+        _require_few_windows(window, window.overlap)
         return _valid_window(window)
     # A month is no whole number of days, so an advance in months needs a size in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
@@ -82,7 +83,21 @@ def hopping(
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
     zone = "UTC" if zone is None else zone
-    return _valid_calendar(CalendarWindow(period, zone, shift, grace_ms, whole // part))
+    windows = CalendarWindow(period, zone, shift, grace_ms, whole // part)
+    _require_few_windows(windows, windows.periods)
+    return _valid_calendar(windows)
+
+
+_MOST_OVERLAPPING = 100_000
+"""Each record is in so many windows; with more, a batch would not fit into memory. A wrong unit is more likely."""
+
+
+def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
+    if overlapping > _MOST_OVERLAPPING:
+        raise TopologyError(
+            f"{window} at {source_line()}: each record would be in {overlapping:,} windows.",
+            next_step=f"Make the advance longer; at most {_MOST_OVERLAPPING:,} windows can overlap.",
+        )
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
