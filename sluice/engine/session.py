@@ -148,7 +148,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def _remember_classes(spark: SparkSession) -> None:
     """Look up, once, the classes that PySpark names without their packages.
 
-    Otherwise py4j looks them up for every column, and searches all jars for a class without a package each time.
+    Without this, py4j would look the classes up for every column, and each time search all jars for them.
     """
     jvm: Any = spark.sparkContext._jvm
     for name in _CLASSES:
@@ -168,7 +168,7 @@ def compile_for(spark: SparkSession, records: int) -> None:
 
 
 def close_idle_callbacks(spark: SparkSession) -> None:
-    """Close the connections through which Spark's threads have called this process, except those in use.
+    """Close the connections through which Spark's threads have called this process, except connections in use.
 
     py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits at its other end.
     py4j can clean such connections up, but never does so for pinned threads. Each streaming query has its own thread,

@@ -88,7 +88,7 @@ def gauges(
 ) -> Iterator[Measurement]:
     """A pipeline's gauges. Pass None as the `lag`, and the reason as `lag_error`, if no broker answers.
 
-    `sizes` and `oldest_unread` are what `shard_sizes` and `OldestUnread.of` return.
+    `sizes` is the result of `shard_sizes`, and `oldest_unread` the result of `OldestUnread.of`.
     """
     now = now or datetime.now(UTC)
     if lag is not None:

@@ -47,7 +47,7 @@ class Sight(NamedTuple):
 
 
 def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
-    """Record what is wrong with the surroundings of all pipelines, and remove what is no longer wrong."""
+    """Record failures of the surroundings of all pipelines, and remove recorded failures that have ended."""
     own = socket.gethostname()
     silent, unknown = _look_at_servers(_servers(figures.generations.values()))
     of_host = [*_disks(own, configuration), *_clock(own, ledger)]

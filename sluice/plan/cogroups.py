@@ -1,4 +1,4 @@
-"""The functions of a cogrouped aggregate: which accumulators it has, and what each of its streams adds to them."""
+"""The functions of a cogrouped aggregate: its accumulators, and the arguments that each stream adds to them."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class Job:
     def last_only_operators(self) -> frozenset[int]:
         """The operators for which only the last result of each key and window in a batch matters.
 
-        Their results go to their store, and to steps that hold all results but the last one back.
+        Their results go to their store, and to steps that hold back all results of a batch but the last result.
         """
         others: set[int | None] = {
             operator.chained_to for operator in self.operators if not operator.sends_only_final_results

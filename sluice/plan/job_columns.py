@@ -84,7 +84,7 @@ class JobColumns:
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
-        """The depth below all layers so far, for a step that turns a row into several; a layer has one such step."""
+        """The depth below all layers so far, for a step that turns a row into several, which needs its own layer."""
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:

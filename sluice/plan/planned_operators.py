@@ -52,9 +52,9 @@ class Edge:
     requires_value: bool = False
     """Whether only records with a value advance stream time."""
     is_copied: bool = False
-    """Whether every worker gets a copy of the rows: those of a table that a processor reads."""
+    """Whether every worker gets a copy of the rows, because they belong to a table that a processor reads."""
     counts_every_record: bool = False
-    """Whether all records of the topics advance stream time, even those that a filter removes on the way."""
+    """Whether all records of the topics advance stream time, even records that a filter removes on the way."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
     rekeyed: bool = False
@@ -178,7 +178,7 @@ class PlannedOperator:
 
     @property
     def sends_only_final_results(self) -> bool:
-        """Whether the operator holds a window's results back until the window closes, and sends only the last one."""
+        """Whether the operator sends only the last result of each window, once the window has closed."""
         action = self.action
         return (
             isinstance(action, Suppress)

@@ -518,7 +518,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         for number, function in enumerate(split.functions):
             results[f"a{number}"] = quoted(functions[function])
         columns.append((name, parse(split.text).on_results(results)))
-    # Each column is one function's result, so nothing is left to compute.
+    # Each column is one function's result, so no expression is left to compute.
     if [text for _, text in columns] == [quoted(call) for call in functions.values()]:
         return None
     result_types = {call: type_of(call, types) for call in functions.values()}
@@ -536,7 +536,7 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
             types[result] = type_of(slot.call, types_of(node, name))
             results[f"a{number}"] = quoted(result)
         columns.append((name, parse(column_of(node, name).text).on_results(results)))
-    # Each column is one function's result, so nothing is left to compute.
+    # Each column is one function's result, so no expression is left to compute.
     if [text for _, text in columns] == [quoted(result) for result in types]:
         return None
     return ResultExpressions(tuple(types), types, tuple(columns))

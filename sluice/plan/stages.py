@@ -265,7 +265,7 @@ class StagePlanner:
         *,
         is_json: bool,
     ) -> tuple[str, ...]:
-        """SQL of what a cogrouped stream adds: arguments, or as JSON the stream's number and the record's value."""
+        """SQL of a cogrouped stream's values: the arguments, or JSON of the stream's number and the record's value."""
         if is_json:
             return (f"concat('[{side - COGROUPED},', coalesce({self.columns.json(scope)}, 'null'), ']')",)
         is_null = self.columns.read_null(scope)

@@ -124,7 +124,7 @@ class Sink:
     columns: tuple[tuple[str, str], ...] = ()
     """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is unknown."""
     scalar: bool = False
-    """Whether the value is not an object, and therefore the only column besides those that identify the row."""
+    """Whether the value is not an object. It is then the only column besides the columns that identify the row."""
 
     @property
     def appends(self) -> bool:

@@ -90,7 +90,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
     unavailable: str = ""
     """Why the shard must not be read until it is rebuilt; empty if it may be read."""
     standby: StandbyInfo | None = None
-    """The worker's standby; None without one."""
+    """The worker's standby; None if the worker has no standby."""
 
     def at_standby(self, as_of: int) -> WorkerInfo | None:
         """The worker as it is at its standby; None if the standby does not have batch `as_of`."""

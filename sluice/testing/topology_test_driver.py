@@ -314,7 +314,7 @@ def shared_session() -> SparkSession:
     folder = settings().jars
     jars = sorted(folder.glob("*.jar"))
     of_delta = sorted(settings().delta_jars.glob("*.jar"))
-    # Without this size of metaspace, a full collection follows every few thousand
+    # With the default size of metaspace, a full collection follows every few thousand
     # classes that are loaded. With the fast compiler's small cache, the JVM removes code
     # that it compiles again soon after.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]

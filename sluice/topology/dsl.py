@@ -194,7 +194,7 @@ class Handle(Generic[V]):
             )
 
     def _require_names(self, step: str, columns: Mapping[str, Column]) -> None:
-        """Raise TopologyError unless each field of an object has a name that Spark SQL can tell from the others."""
+        """Raise TopologyError if Spark SQL cannot tell the names of two fields of an object apart."""
         for name in columns:
             arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
@@ -392,7 +392,7 @@ class Stream(Handle[V]):
         """Write each record to one of `topics`: the one that `topic`, an SQL expression or a Python function, names.
 
         A record for which `topic` gives another name, or none, is treated as `on_error` says; by default, it becomes a
-        dead letter. A function is called once for each of the topics. The other options are those of `to`.
+        dead letter. A function is called once for each of the topics. The other options are the same as in `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
@@ -807,7 +807,7 @@ class Stream(Handle[V]):
         self.foreach(Print(label or self.node.name))
 
     def repartition(self, partitions: int | None = None) -> Stream[V]:
-        """Drop the records without a key, as Kafka Streams does, and return the others unchanged.
+        """Drop the records without a key, as Kafka Streams does, and pass on all other records unchanged.
 
         Grouping and joining always shuffle by key to the pipeline's workers, so `partitions` has no effect.
         """
@@ -1378,8 +1378,8 @@ class Table(Handle[V]):
         A `PostgresTable` or `DeltaTable` with a `key` gets the same rows as this table.
 
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
-        cache does; counts and sums that only go to stores and topics always do so. The records of a windowed table have
-        the headers `window_start` and `window_end`, in epoch ms.
+        cache does; counts and sums that only go to stores and topics are always written so. A windowed table's records
+        have the headers `window_start` and `window_end`, in epoch ms.
         `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
         table.
         """
@@ -1884,7 +1884,7 @@ class GroupedStream(Grouped[V]):
         /,
         **columns: str,
     ) -> CogroupedStreams[Any]:
-        """Begin an aggregate of several streams: this stream, and those that `CogroupedStreams.cogroup` adds."""
+        """Begin an aggregate of several streams: this stream, and streams that `CogroupedStreams.cogroup` adds."""
         return CogroupedStreams[Any](self.parent.pipeline)._with(self, adder, columns)
 
 

@@ -225,7 +225,7 @@ class Aggregate(Node):
 
 @dataclass(frozen=True, eq=False)
 class CogroupedStream:
-    """A stream of a cogrouped aggregate, and what its records add to the aggregate."""
+    """A stream of a cogrouped aggregate, and the functions with which its records are added."""
 
     parent: Node
     key: str

@@ -58,7 +58,7 @@ _OUTCOMES = (
 
 @dataclass
 class PartitionResults:
-    """What a task has counted and collected for one partition of a batch so far."""
+    """The counts and records that a task has collected for one partition of a batch so far."""
 
     counts: Counter[str] = field(default_factory=Counter)
     outputs: dict[str, list[pa.Table]] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class PartitionResults:
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last, count = self.placed.get(sink.topic, (-1, 0))
-        # The batch before ended with rows of the same record, so the numbers continue from there.
+        # The previous batch ended with rows of the same record, so the numbers continue.
         if offsets[0] == last:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -153,7 +153,7 @@ class StreamTimeReader:
 
 @dataclass
 class TaskResults:
-    """What one task of a batch has counted and collected so far, by partition."""
+    """The counts and records that one task of a batch has collected so far, by partition."""
 
     before: StreamTimes
     """The stream times at the start of the batch."""

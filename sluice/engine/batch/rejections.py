@@ -56,7 +56,7 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
     """The error that ends the run when an author's function raises an error that is not a record's fault.
 
-    `where` is the step, or another place that calls the function; `subject` is what the function was called for.
+    `where` names the step, or another place that calls the function; `subject` names the record or timer.
     """
     *_, innermost = traceback.extract_tb(error.__traceback__)
     place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"

@@ -106,7 +106,7 @@ class SideOutputs:
             self._add(Label(f"{_CHANGES}{worker:05}", page=page), pack_table(of_page))
 
     def take(self) -> list[SideOutput]:
-        """The side outputs that earlier chains of the same Spark task left in a file, then those of this chain."""
+        """The side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
         taken = [*self._collected]
         self._collected.clear()
         file = _file_of_task()

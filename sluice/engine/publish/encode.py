@@ -199,7 +199,7 @@ def accepted_records(
     """The encoded records that their topic accepts.
 
     Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
-    `on_error="fail"`, all records are sent, and Kafka rejects those that it does not accept.
+    `on_error="fail"`, all records are sent, and the run fails when Kafka rejects a record.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
         return table
@@ -239,7 +239,7 @@ def _reject(
     sink: Sink, table: pa.Table, refused: npt.NDArray[np.bool_], rejected: RejectedOutput, reason: str,
     detail: Callable[[int], str],
 ) -> pa.Table:  # fmt: skip
-    """Add the refused records to `rejected`. Returns the others."""
+    """Add the refused records to `rejected`. Returns the accepted records."""
     if not refused.any():
         return table
     errors = {row: detail(row) for row in np.flatnonzero(refused).tolist()}

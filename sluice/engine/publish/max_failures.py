@@ -39,7 +39,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Limit:
-    """How many records of a batch may be rejected: a number, or a share of those that were read."""
+    """How many records of a batch may be rejected: a number, or a share of the records that were read."""
 
     most: float
 

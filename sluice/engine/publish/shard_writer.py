@@ -118,7 +118,7 @@ class ShardWriter:
             )
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write the shard, and add what the driver needs to the side outputs."""
+        """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
         received = [batch for batch in batches if batch.num_rows]
         if not received:
             return

@@ -72,7 +72,7 @@ def table_rows(
 
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
-    """The rows of several partitions as one."""
+    """One `Rows` with the rows of several partitions."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
     written = chain.from_iterable(part.written for part in parts)
@@ -112,7 +112,7 @@ def _reject_errors(
     errors: dict[int, str],
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Reject the records that do not fit, and return the others. With `on_error="fail"`, raise EngineError instead."""
+    """Reject the records that do not fit, and return the rest. With `on_error="fail"`, raise EngineError instead."""
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(

@@ -59,7 +59,7 @@ _MARKER_READER = {
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
-    # Otherwise, the broker would wait for more records at the end of the log.
+    # By default, the broker would wait longer for more records at the end of the log.
     "fetch.wait.max.ms": "10",
 }
 
@@ -205,7 +205,7 @@ class TransactionalOutput:
 
         Returns the number of records per topic. A retried batch does not write its records again, except to topics that
         were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
-        differ from the written ones.
+        differ from the records that were written.
         """
         marker = self._marker if batch.number == self.last_batch else None
         written: Mapping[str, int] = {} if marker is None else marker.outputs

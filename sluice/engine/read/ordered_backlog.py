@@ -163,7 +163,7 @@ class Backlog:
             if spare < 0:
                 return None
             # Usually the first record ends the search. If it does
-            # not, markers or aborted records lie there.
+            # not, the index's offset is before markers or aborted records.
             count = _READ_AT_ONCE
         self._since = time
         return ends

@@ -67,7 +67,7 @@ def require_compatible(
 
 @dataclass(frozen=True)
 class StoreChanges:
-    """The stores and operators whose state a changed pipeline keeps, and those that it computes from the topics."""
+    """The stores and operators whose state a changed pipeline keeps, adds or removes."""
 
     stores: frozenset[str]
     """The stores that keep their state."""

@@ -97,7 +97,8 @@ class JobRun:
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
-        # While a rebuild makes a hidden generation, runs of the current one go on under its lease.
+        # While a rebuild makes a hidden generation under this generation's lease, runs of the current
+        # generation go on under their own lease.
         if self.steps is not None and self.generation is not None:
             ref = GenerationRef(pipeline, self.generation)
             return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))

@@ -19,7 +19,7 @@ from sluice.state.shard.addresses import shown
 from sluice.values.phrases import counted
 
 _JOIN_SECONDS = 3.0
-"""How long to wait for further executors after the first one."""
+"""How long to wait for further executors after the first executor has started."""
 
 
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
@@ -55,7 +55,7 @@ def _stage_tasks(job: Job) -> Iterator[str]:
 def _cores(spark: SparkSession) -> int:
     """The number of cores of all executors. Runs a job first, because Spark then waits for an executor."""
     spark.range(1).collect()
-    # A cluster starts executors one after the other, and counts only the cores of those that run.
+    # A cluster starts executors one after the other, and Spark counts only the cores of running executors.
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)
     return int(spark.sparkContext.defaultParallelism)

@@ -47,7 +47,7 @@ Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 
 @dataclass
 class Stages:
-    """The stages of a job. Call the methods stage by stage: the types of a stage depend on those of earlier stages."""
+    """The stages of a job. Call the methods stage by stage: a stage's types depend on the types of earlier stages."""
 
     job: Job
     storage: Storage

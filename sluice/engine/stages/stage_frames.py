@@ -100,7 +100,7 @@ def _family(kind: spark.DataType) -> type[spark.DataType]:
 
 
 def _operations(frame: DataFrame) -> list[str]:
-    """The operations of a DataFrame that drop, add or sort rows, the last one first."""
+    """The operations of a DataFrame that drop, add or sort rows, the last operation first."""
     plan = frame._jdf.queryExecution().analyzed().treeString()
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 

@@ -133,7 +133,7 @@ class StageOutput:
 
     @property
     def cause(self) -> int:
-        """Identifies the record or the timer from which the current row comes, in whatever batch it is processed."""
+        """Identifies the record or the timer that caused the current row, independently of the batch."""
         sequence, origin, path = self.position
         if self.released is None and has_origin(sequence):
             return origin
@@ -291,7 +291,7 @@ class StageOutput:
         timer: str = "",
     ) -> None:
         assert self.operator is not None
-        # A rejected row has no results, not even those that were sent before it failed.
+        # A rejected row has no results, not even results that were sent before the row failed.
         del self._rows[self._rows_before_hold :]
         self._held = None
         if not rejects_record(error):

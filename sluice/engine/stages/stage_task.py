@@ -233,7 +233,7 @@ class StageRun:
         yield from self.output.take()
 
     def states_to_store(self) -> list[State]:
-        """The states of all operators' finished keys; the shard writes those that have changed."""
+        """The states of all operators' finished keys; the shard writes the states that have changed."""
         states: list[State] = []
         for operator in self.operators.values():
             states += operator.changed

@@ -229,7 +229,7 @@ class Timeline:
         return self.position(int(self._closings[closing])) if closing < len(self._closings) else END
 
     def closed_at(self, position: Position) -> int:
-        """The closed time at a position, including the advance there."""
+        """The closed time at a position, after the advance at this position, if any."""
         closings = range(len(self._closings))
         count = bisect_right(closings, position, key=lambda number: self.position(int(self._closings[number])))
         return int(self._closed[count - 1]) if count else self.closed_before

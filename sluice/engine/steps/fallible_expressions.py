@@ -41,9 +41,9 @@ def with_columns(
 ) -> DataFrame:
     """Add the plain columns and, for each fallible expression, a struct of results, the key text and the error text.
 
-    The error text is null unless the expression fails. No column may read another one. All columns are added at once,
-    because Spark analyzes the whole query again for every step that is added to it. Raises Unresolved if Spark cannot
-    resolve an expression.
+    The error text is null unless the expression fails. No column may read another column. All columns are added at
+    once, because Spark analyzes the whole query again for every step that is added to it. Raises Unresolved if Spark
+    cannot resolve an expression.
     """
     if not fallibles:
         return select(frame, plain, "*") if plain else frame

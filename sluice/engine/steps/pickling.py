@@ -98,7 +98,7 @@ def _is_named_class(value: Any) -> bool:
 
 
 def _file(owner: Any) -> str:
-    """The path of the file that defines a class or a function. Built-in ones have an empty path."""
+    """The path of the file that defines a class or a function; empty for built-in classes and functions."""
     try:
         return inspect.getsourcefile(owner) or ""
     except TypeError:

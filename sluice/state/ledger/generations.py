@@ -97,7 +97,7 @@ class Generations(LedgerPart):
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
         replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Make a generation the current one. Raises NotFound if it was never registered.
+        """Make a generation the current generation. Raises NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
         workers' placements when the new generation's shards were filled. Raises LeaseError and

@@ -5,7 +5,7 @@ queried at its state server. The server also writes the shard if it is a SQLite 
 server's host can open; a shard in PostgreSQL is written directly.
 
 Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it
-begins. A move that was paused while another one began has an older epoch, and is refused.
+begins. A move that was paused while another move began has an older epoch, and is refused.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Quarantine(LedgerPart):
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
             since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
-            # What was read says nothing about a shard that a run or a move has replaced meanwhile.
+            # The check of the shard that was read says nothing about a shard that has replaced it meanwhile.
             if (since.get(worker), places.get(worker)) != (
                 before.since.get(worker),
                 before.places.get(worker),

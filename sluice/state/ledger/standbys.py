@@ -106,7 +106,7 @@ class Standbys(LedgerPart):
         """
         values = _NO_COPY
         if batch is not None:
-            # The time is exact enough that two copies never have the same one, so `_require_same`
+            # The time is exact enough that two copies never have the same time, so `_require_same`
             # notices a new copy.
             now = datetime.now(UTC).isoformat(timespec="microseconds")
             values = {"generation": ref.generation, "batch": batch, "copied_at": now}

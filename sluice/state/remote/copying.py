@@ -88,11 +88,11 @@ class ShardCopy:
         let_write: Callable[[], None] = lambda: None,
         before_replacing: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copy what is missing, and compare the checksums.
+        """Copy the versions that are missing, and compare the checksums.
 
         Raises DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
         copied. It must keep others from writing to the source, because a copy without `until` would
-        lack what they write. `let_write` lets them write again if the copy differs.
+        lack the rows that they write. `let_write` lets them write again if the copy differs.
         `before_replacing` is called before a copy is replaced.
         """
         if self._target is not None:
@@ -155,7 +155,7 @@ class ShardCopy:
         return missing
 
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
-        """Copy the batches from `since` on, after removing what an interrupted copy has written of them."""
+        """Copy the batches from `since` on, after removing their versions that an interrupted copy has written."""
         target.replace_journal(since, journal)
         self._copy_pages(target, since, NO_PLACES)
 

@@ -27,7 +27,7 @@ _CHALLENGE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What a state server says about itself."""
+    """A state server's description of itself."""
 
     host: str
     port: int

@@ -111,7 +111,7 @@ class LocalShard(Shard):
     ) -> int:
         with self._writing(epoch, batch, [STATE_ROWS]):
             written = 0
-            # A retry replaces what the first attempt has written.
+            # A retry replaces the rows that the first attempt has written.
             removed = 0
             if self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch)):
                 removed = self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))

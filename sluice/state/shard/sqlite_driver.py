@@ -68,7 +68,7 @@ class SqliteDriver(Driver):
             require_format(self._connection.execute(PROBE).fetchall())
             close_database(path)
             if _GENERATION.fullmatch(path.parent.name):
-                # The two folders are those of the generation and of the pipeline.
+                # The two folders belong to the generation and to the pipeline.
                 close_folders(path.parent, levels=2)
             self._identity = _identity(path)
 

@@ -91,12 +91,12 @@ class _Child:
             # The child gets a process group of its own, so that processes started by the file are killed with it.
             os.setpgid(0, 0)
             os.close(self.pipe)
-            # What the file prints must not mix with the outcomes, which the helper process prints.
+            # The file's own output must not mix with the outcomes, which the helper process prints.
             null = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
             os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
-            # Without this, threads that the file has started would keep the child alive.
+            # With sys.exit, threads that the file has started would keep the child alive.
             os._exit(0)
         # The parent closes its copy of the pipe's writing end, so that the pipe ends when the child ends.
         os.close(writing)
