@@ -31,7 +31,7 @@ class Scope:
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
     turns: tuple[int, ...] = ()
-    """For each node with several children on the way to this scope: the number of the child that leads here."""
+    """For each node with several children on the path to this scope: the number of the child on the path."""
     rekeyed: bool = False
     """Whether a step since the start of the stage has changed the key."""
 

@@ -1,7 +1,7 @@
 """Writes Spark's checkpoint before each batch, from the ledger's positions and plan. Only Spark reads the checkpoint.
 
-The checkpoint says that Spark has begun the planned batch and not finished it, so Spark runs exactly that batch. If an
-earlier checkpoint is lost, damaged, or left on another host, it does not matter.
+The checkpoint says that Spark has begun the planned batch and not finished it, so Spark runs exactly that batch. No
+earlier checkpoint is needed: it may be lost, damaged, or on another host.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with a snapshot's id: the table may lack rows of the batches up to this snapshot."""
+"""The table property with the id of a snapshot, up to which a user accepts that rows are missing in the table."""
 
 _EPOCH, _NONCE = 40, 24
 """The positions of the lowest bit of the epoch, and of the random number, in a version."""
@@ -342,7 +342,7 @@ class DeltaSink:
         log.info("table created", table=self.target.output)
 
     def _require_fitting_columns(self) -> tuple[DeltaColumn, ...]:
-        """The columns that the pipeline writes. Raises EngineError that lists all problems of the table."""
+        """The columns that the pipeline writes. Raises an EngineError that lists all problems of the table."""
         target, snapshot = self.target, self._snapshot()
         if snapshot.version() < 0:
             raise EngineError(

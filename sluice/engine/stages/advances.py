@@ -169,7 +169,7 @@ class ReportAdvances:
 
 
 def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns on which advances depend, of the batch's rows for an edge's target."""
+    """The batch's rows for an edge's target, with only the columns on which advances depend."""
     is_input = pc.and_(
         pc.equal(batch.column("target"), edge.target),
         pc.equal(batch.column("side"), edge.side),

@@ -1,9 +1,9 @@
 """Aggregates a batch's records over windows in columns, where only the last result of each window matters.
 
-The results are those of the operators, which take one record after the other. Records for which their order matters are
-left to the operators: a record that may touch a window which has closed before, and the records of its neighbourhood,
-with which it may share windows. A neighbourhood with sliding windows of earlier batches is left to the operators, too,
-because new sliding windows depend on the times of earlier records.
+The results are the same as if the operators took one record after the other. Records of a key that may share windows
+are in one neighbourhood. If the order of its records matters, a neighbourhood is left to the operators: if one of its
+records may touch a window that has closed before, or if it has sliding windows of earlier batches, because new sliding
+windows depend on the times of earlier records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sluice.values.row_order import release_path, result_path
 from sluice.values.windows import SessionWindow, SlidingWindow, Window
 
 FEWEST_ROWS = 100
-"""Fewer rows are aggregated faster one by one."""
+"""Fewer rows than this are aggregated faster one by one."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Records:
         )
 
     def continued(self, windows: WindowRanges) -> Numbers:
-        """For each held window, the index of the window of the records that continues it; -1 if none does."""
+        """For each held window, the index of the records' window that continues it; -1 if no window does."""
         if not len(self.held.keys):
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
@@ -200,7 +200,7 @@ class ColumnAggregation:
         return bool(self.suppressing) and table.column("headers").null_count < len(table)
 
     def _aggregate(self, table: pa.Table, before: Times, output: StageOutput) -> Numbers:
-        """Aggregate rows, and return their indices."""
+        """Aggregate the records whose order does not matter, and return the indices of their rows."""
         complete = self._complete(table)
         if not len(complete):
             return complete
@@ -234,7 +234,7 @@ class ColumnAggregation:
         return np.flatnonzero(is_complete)
 
     def _records(self, table: pa.Table, complete: Numbers, before: Times) -> Records:
-        """The records whose order does not matter, of the rows `complete`."""
+        """Of the rows with the indices `complete`, the records whose order does not matter."""
         window = self.window
         times = table.column("time").to_numpy()[complete]
         encoded = table.column("key").take(pa.array(complete)).combine_chunks().dictionary_encode()
@@ -360,7 +360,8 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
         )
         paths = [result_path(release_path(path, rank, key, before=False), 0) for path, rank, key in released]
         position = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin")}
-        # A final result has the headers of the record that has advanced stream time; else, of the window's last record.
+        # A final result has the headers of the record that has advanced stream time; any other result has
+        # the headers of the window's last record.
         headers = advances.column("headers").combine_chunks() if suppress.is_final else closed.headers
         columns = closed.columns() | position | {"path": pa.array(paths, pa.binary()), "headers": headers}
         output.add_rows(_emitted(run.spec.number, len(closed), columns))

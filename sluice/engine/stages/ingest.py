@@ -233,7 +233,7 @@ class Ingest:
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> None:
-        """Add the advances of records that do not reach the operator, at the end of each record."""
+        """Add the advances of records that do not reach the operator. An advance comes after all rows of its record."""
         count = int(others.sum())
         if count:
             columns = {name: pa.array(numbers[others]) for name, numbers in positions.items()}

@@ -257,7 +257,8 @@ class OperatorRun:
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key, for an operator without releases. Yields the results.
 
-        Keys only meet when stream time releases results. Their states and results are forgotten early.
+        Without releases, no result of a key depends on the rows of other keys. So a key's states and results are
+        forgotten, to free their memory, when its rows have been processed.
         """
         for keyed, part in rows.by_key():
             if keyed is None:
@@ -361,7 +362,7 @@ class OperatorRun:
         self.finish_keys(output)
 
     def _load_due(self) -> None:
-        """Load the other keys with a timer that is due."""
+        """Load the keys that have a due timer and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
         if isinstance(self.operator, Process) and (timer_before is None or BEFORE_ALL < timer_before <= now):

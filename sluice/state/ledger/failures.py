@@ -3,14 +3,14 @@
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
 | run | the last run failed | the driver, or the operator that waited for it | a run has read all records |
-| file | the pipeline's file cannot be loaded | whoever loads it | it can be loaded |
+| file | the pipeline's file cannot be loaded | the program that loads it | it can be loaded |
 | overdue | the data are older than the pipeline's deadline | the alert | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the trigger | they are back |
 | slot | a run was asked for, but Airflow does not start it | the trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
 | held | a transaction of a producer holds back records | the trigger | the transaction has ended |
 | rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
-| host | a state server does not answer | whoever looks | it answers |
+| host | a state server does not answer | a program that asks it | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is off | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
