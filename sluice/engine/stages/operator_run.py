@@ -31,6 +31,9 @@ from sluice.operators.suppress import Suppress
 from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.shard import Shard
 
+_ROWS_UNCHECKED = 100
+"""After this many rows, a task checks whether they have had many results."""
+
 
 @dataclass(frozen=True)
 class BatchStates:
@@ -297,7 +300,8 @@ class OperatorRun:
                 old_row = None
             else:
                 process(row, output)
-            if output.has_many_rows:
+            # Asking after each row would take longer than it saves.
+            if number % _ROWS_UNCHECKED == 0 and output.has_many_rows:
                 yield from output.take()
 
     def replaced_rows(self, rows: OperatorRows) -> frozenset[int]:
