@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from sluice import within
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import ColumnOperator
+from sluice.operators.columns import ColumnOperator, KeyedRows
 from sluice.operators.joins import stream_pairs
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.streams import StreamJoin
@@ -94,3 +96,17 @@ def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(monkeypat
     )
     assert len(by_row.results) == 9
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
+
+
+def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in_time() -> None:
+    # The first row is of a partition that has reached 90, the second of one that has reached 10.
+    columns = {
+        "value": pa.array(["1", "2"]),
+        "time": pa.array([90, 10]),
+        "side": pa.array([LEFT, RIGHT], pa.int32()),
+    }
+    latest = {"left": np.array([90, 10]), "right": np.array([-1, 10])}
+    join = StreamJoin("inner", within("5 ms"))
+    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), columns, latest)) is None
+    latest["left"] = np.array([90, 90])
+    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), columns, latest)) is not None
