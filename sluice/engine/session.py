@@ -31,8 +31,8 @@ DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    # No limit: with one, Spark computes the batch's size after every row, which
-    # takes longer than writing the row.
+    # There is no limit, because with a limit Spark would compute the batch's size after
+    # every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
     # Otherwise each session initializes the functions of Spark's ML library, which takes a second

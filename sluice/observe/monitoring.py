@@ -188,7 +188,7 @@ def age_seconds(since: datetime, now: datetime) -> float:
 def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.BatchHistory:
     counts, sources = snapshot.counts, audit.sources if audit else ()
     phases = {name: ms / 1_000 for name, ms in audit.phases.items()} if audit else {}
-    # A batch that a rebuild has repeated has no start.
+    # A batch that a rebuild has repeated has no phase `start`, so its duration is unknown.
     seconds = round(max(sum(phases.values()), 0.001), 3) if "start" in phases else None
     records = counts.get("read", 0)
     read: Counter[str] = Counter()

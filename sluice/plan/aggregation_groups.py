@@ -78,7 +78,7 @@ class AggregationGroup:
         names: set[str] = set()
         for store_column in self.store_columns:
             names.update(store_column.inputs)
-        # Sorted, because the order of a set of texts changes from process to process.
+        # The names are sorted, because the order of a set of texts changes from process to process.
         return tuple(sorted(names))
 
     @property

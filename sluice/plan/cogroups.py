@@ -49,7 +49,7 @@ def _argument(function: AggregateFunction) -> str:
     name, argument, _ = function
     if argument is None:
         return EACH_RECORD
-    # The streams can count values of different types.
+    # The streams can count values of different types, so each counted value becomes the same constant.
     return value_if(f"({argument}) IS NOT NULL", EACH_RECORD) if name == "count" else argument
 
 

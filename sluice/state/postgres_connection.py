@@ -78,7 +78,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 
 
 def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) -> BoundedConnection:
-    """Connect to an address, given as libpq's text or as its parameters, which take precedence over the text's.
+    """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
 
     Parameters in the address, such as `connect_timeout`, replace the parameters of this module.
     """

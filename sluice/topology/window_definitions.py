@@ -115,7 +115,7 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
 
 
 def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s") -> CustomWindow:
-    """Windows of a function of your own, which returns the windows of a record from the record's time.
+    """Windows that a function of your own computes from each record's event time.
 
     The function gets the event time in epoch ms and returns pairs `(start, end)` with `start <= time < end`. It must
     return the same windows for the same time, and a start must always have the same end. A record without a window is

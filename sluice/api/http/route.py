@@ -330,8 +330,8 @@ def query_pairs(query: str) -> list[tuple[str, str]]:
     Raises ValueError if they are not UTF-8.
     """
     if "%" not in query and "+" not in query and "&" not in query:
-        # The most frequent query has one plain parameter. Reading it like this takes 0.6 us instead
-        # of 4.5.
+        # The most frequent query has one plain parameter. Reading it without `parse_qsl` takes
+        # 0.6 us instead of 4.5 us.
         name, _, value = query.partition("=")
         return [(name, value)]
     return parse_qsl(query, keep_blank_values=True, errors="strict")

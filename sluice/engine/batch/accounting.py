@@ -250,7 +250,7 @@ class RecordSinks:
             else:
                 rejected |= failed
             # Count a record once, even if other steps have turned it into several rows.
-            # The first of these rows may belong to the last record of the batch before.
+            # The first of these rows may belong to the last record of the previous batch.
             if records is not None:
                 last, of_rows = results.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]

@@ -91,7 +91,7 @@ def worker_context(worker: int) -> Iterator[None]:
 
 
 def this_worker() -> int:
-    """The worker of this task of a stage. Without rows, the task cannot get the worker from a row."""
+    """The worker of this task of a stage, which a task without rows cannot read from its rows."""
     worker = _WORKER.get(None)
     if worker is not None:
         return worker

@@ -172,7 +172,7 @@ class Collected:
             if stats.partition:
                 by_partition = {stats.partition: stats.counts}
             for topic_partition, counts in by_partition.items():
-                # From the right, because a topic's name may have hyphens.
+                # The text is divided at the last hyphen, because a topic's name may have hyphens.
                 topic, _, partition = topic_partition.rpartition("-")
                 totals.setdefault((topic, int(partition)), Counter()).update(counts)
         return totals

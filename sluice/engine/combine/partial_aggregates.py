@@ -55,7 +55,7 @@ class PartialAggregates:
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
         """The aggregates of a group's stores. `types` are the SQL types of the columns that they read."""
-        # Stores share equal aggregates.
+        # Equal aggregates of several stores are computed once.
         parts: dict[Combinable, PartialAggregate] = {}
         values: list[tuple[tuple[str, PartialAggregate], ...]] = []
         for store in store_columns:

@@ -62,7 +62,7 @@ class Totals:
         # output in these batches, so the time is cut off if the group has none now.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
-        # Values from before the group had an output lack the time: None takes its place.
+        # Values of batches before the group had an output have no event time; `zip_longest` adds None.
         triples = zip_longest(combiners, first_values, second_values)
         combined = [combine(left, right) for combine, left, right in triples]
         return _encode(combined).decode()

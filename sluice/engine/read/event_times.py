@@ -26,7 +26,7 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
 
 
 _EARLIEST_ASSUMED = 100_000_000_000
-"""March 1973, in epoch ms. A present time in seconds that is read as milliseconds is before it, so it is invalid."""
+"""March 1973, in epoch ms. A present time in seconds, read as milliseconds, is before this time, so it is invalid."""
 
 
 def earliest_valid_time(decoder: ValueDecoder) -> int:

@@ -47,7 +47,7 @@ class ValueColumns:
         """A field of the values as an Arrow column.
 
         Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
-        pipeline's zone; a time that is ambiguous, because clocks were turned back, is the earlier.
+        pipeline's zone. If this time occurs twice, because clocks were turned back, the earlier occurrence is meant.
         """
         try:
             return self.column_of_fields(self._fields(values, name), name)

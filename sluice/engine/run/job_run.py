@@ -147,7 +147,7 @@ class JobRun:
         writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
         output = self._output(writer, limits)
-        # The session has started while Kafka and the ledger were asked.
+        # The session was being started while Kafka and the ledger were read.
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
@@ -309,7 +309,7 @@ class JobRun:
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: {"cleanup.policy": "compact"},
         }
-        # A dead letter must fit, however large a record the other topics accept.
+        # The topic of dead letters must accept dead letters of the largest records that other topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
             kafka,

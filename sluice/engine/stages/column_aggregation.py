@@ -177,7 +177,7 @@ class ColumnAggregation:
         return cls(run, operator, window, functions, suppressing)
 
     def process(self, batch: OperatorRows, output: StageOutput) -> OperatorRows:
-        """Aggregate rows. Returns the rest of them, which the operator has to process one by one.
+        """Aggregate rows. Returns the remaining rows, which the operator has to process one by one.
 
         The states of the rows' keys have been loaded.
         """

@@ -44,7 +44,7 @@ class ForeignKeyMoves:
         return cls(tuple(joins))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches are held back while the last row for a join is an old value, because its new value may follow."""
+        """Mark rows. Batches wait while the last row for a join is an old value, because its new value may follow."""
         held: list[pa.RecordBatch] = []
         for batch in batches:
             if not batch.num_rows:

@@ -106,7 +106,7 @@ class ArrowSteps:
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
                 made[name] = _column(name, result, count)
-            # The other columns need the rows of the array's elements, too.
+            # The array is exploded first, because the other columns need the rows of its elements, too.
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.column.name])

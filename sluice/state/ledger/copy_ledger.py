@@ -17,7 +17,7 @@ from sluice.state.shard.passwords import without_password
 def copy_ledger(
     source: Ledger, target: Ledger, locations: Mapping[tuple[GenerationRef, int], str] | None = None
 ) -> None:
-    """Replace the target's rows by the source's in one transaction, with new addresses of workers' shards, if given.
+    """Replace the target's rows by the source's rows in one transaction, with new addresses of shards, if given.
 
     With addresses, the target must have no pipelines: raises Refused and changes nothing if another
     command has added a pipeline. Workers without a new address, such as the workers of a generation

@@ -95,7 +95,7 @@ def tls_context() -> ssl.SSLContext:
 def response_content(status: int, content: bytes) -> bytes:
     """The content of a successful response. Raises the error that a problem document describes.
 
-    Raises NotAStateServer if the response is neither.
+    Raises NotAStateServer if the response is neither successful nor a problem document.
     """
     if status == httpx.codes.OK:
         return content

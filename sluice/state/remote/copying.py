@@ -133,7 +133,7 @@ class ShardCopy:
     def _copy_most(self, target: Shard) -> int:
         """Copy the rows while the source may be in use.
 
-        Returns the first batch that is missing afterwards.
+        Returns the first batch that the copy lacks afterwards.
         """
         # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)

@@ -56,7 +56,7 @@ def import_isolated(
     longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
     name = load.__name__
     program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"
-    # -P: a file of the current folder must not take the place of a module.
+    # With -P, a file in the current folder cannot take the place of a module.
     command = [sys.executable, "-P", "-c", program, str(seconds)]
     path = os.pathsep.join([entry or str(Path.cwd()) for entry in sys.path])
     try:
