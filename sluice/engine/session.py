@@ -35,9 +35,9 @@ DEFAULTS = {
     # every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     "spark.sql.streaming.metricsEnabled": "false",
-    # Otherwise each session initializes the functions of Spark's ML library, which takes a second
-    # of CPU time, because its jar registers them as an extension. Extensions in
-    # `spark.sql.extensions` are used in either case.
+    # By default, each session initializes the functions of Spark's ML library, which takes a second
+    # of CPU time, because the library's jar registers them as an extension. Extensions in
+    # `spark.sql.extensions` are used with and without this setting.
     "spark.sql.extensions.test.loadFromCp": "false",
     # Spark keeps the plans and metrics of the newest 1,000 queries, stages
     # and jobs for its page, tens of MB.
@@ -86,7 +86,7 @@ FEW_RECORDS = 50_000
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"
-"""A session, or one that is being started. A run uses the time until then to look at Kafka and the ledger."""
+"""A session, or a session that is being started, while a run already reads Kafka and the ledger."""
 
 
 def wait_for_session(spark: Starting) -> SparkSession:

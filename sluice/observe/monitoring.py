@@ -156,7 +156,8 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
     """The audits of a run's batches, oldest first, of the newest generation that the run has published.
 
-    A replay publishes a generation beside the current one, and a restore replaces the current one.
+    A replay publishes a generation beside the current generation, and a restore replaces the current
+    generation.
     """
     for info in reversed(ledger.generations.all(pipeline)):
         audits = ledger.audits.of_run(info.ref, run)

@@ -398,7 +398,7 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
 
 
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
-    """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest one.
+    """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
 
     As in Kafka Streams, only streams, and joins that look up versions, get such updates.
     """

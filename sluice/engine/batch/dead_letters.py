@@ -110,7 +110,7 @@ def dead_letters_of_steps(
         name = f"failed/{step.name}"
         stats.counts[name] = stats.counts.get(name, 0) + 1
         place: Place | None = None
-        # Only a record's failure belongs to a partition. Timers and changes of stores have none.
+        # Only a record's failure belongs to a partition. Timers and changes of stores have no partition.
         if has_origin(row.get("sequence")) and rejected.timer is None:
             source, partition = partition_of(row["origin"])
             place = topics[source], partition, offset_of(row["origin"])
@@ -161,7 +161,7 @@ class RejectedOutput:
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
-        # Counted even with on_error="skip", so that no record is lost without a trace.
+        # The records are counted even with on_error="skip", so that no record is lost without a trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
             self._add_dead_letters(

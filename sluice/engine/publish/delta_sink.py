@@ -157,8 +157,8 @@ class DeltaSink:
             if published is not None:
                 self._require_complete(published, version, state)
             at = None if published is None else published.batch
-            # Rows with a key replace each other. Appended rows may be there already after a restore
-            # or a rebuild, unless the table's last batch is the published one.
+            # Rows with a key replace each other. Appended rows may be in the table already after a
+            # restore or a rebuild, unless the table's last batch is the last published batch.
             is_of_published_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
             may_repeat = False
             if target.table.key is None and not is_of_published_batch:
@@ -411,7 +411,7 @@ class DeltaSink:
         """The state after the last commit of this pipeline; None if the newest commits do not include such a commit."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
-            # Other programs commit too, without metadata or with their own.
+            # Other programs commit too, without metadata or with metadata of their own.
             try:
                 state = msgspec.json.decode(metadata or "", type=_Commit).sluice
             except msgspec.DecodeError:

@@ -6,8 +6,8 @@ results as one large batch.
 
 A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps finds a suitable T
 in a few requests. But the index includes transaction markers and aborted records, which readers of committed records do
-not see and whose timestamps may be years later than those of neighbouring records. The search in the records themselves
-therefore begins at the offset from the index.
+not see and whose timestamps may be years later than the neighbouring records' timestamps. The search therefore goes on
+in the records themselves, from the offset that the index gives.
 """
 
 from __future__ import annotations

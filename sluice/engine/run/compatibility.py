@@ -259,7 +259,7 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or that the store takes records in another order now."""
+    """Describe the first step that differs, or say that the store takes records in another order now."""
     if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):

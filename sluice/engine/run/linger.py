@@ -50,7 +50,7 @@ class Linger:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
-            # Another driver may have taken the lease over while this one waited.
+            # Another driver may have taken the lease over while this driver waited.
             self.check()
             lag = self._lag(positions)
             # Tasks assume the numbers of partitions with which the query was

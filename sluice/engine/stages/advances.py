@@ -82,7 +82,8 @@ class Advances:
         """Rows with a report of each operator for every worker; the report of an operator without rows is empty."""
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
-            # Most rows advance no stream time, and every worker gets the reports of all tasks.
+            # Only rows that advance a stream time are reported: most rows advance none, and every
+            # worker gets the reports of all tasks.
             table = _advancing_rows(
                 in_position_order(added),
                 is_stream_join=operator.is_stream_join,

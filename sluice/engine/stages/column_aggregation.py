@@ -298,7 +298,8 @@ class ColumnAggregation:
         columns = records.held.starts[held], records.held.times[held], continued[held]
         held_windows = list(zip(keys, *(column.tolist() for column in columns), strict=True))
         are_sessions = isinstance(self.window, SessionWindow)
-        # First all merges, of which one may turn out to need the operator, then the changes.
+        # All aggregates are merged before any state changes, because a merge may find that only the
+        # operator can process the records.
         for key, start, _, number in held_windows:
             _, aggregate = self.run.states[key][start]
             aggregates_of[number] = self.functions.merge(key, aggregate, aggregates_of[number])

@@ -80,7 +80,7 @@ class Stages:
             if edge.unchanged_result is None:
                 for number, sql in enumerate(edge.values):
                     values.append(Column(f"{edge.column}_{number}", sql, edge.target))
-        # The types of all edges are found at once, because Spark analyzes the whole query again for each call of `kinds`.
+        # The types of all edges are found at once, because Spark analyzes the whole query again for each call.
         types = kinds(values) if values else {}
         columns: list[Column] = []
         for edge in edges:

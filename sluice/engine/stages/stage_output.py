@@ -372,7 +372,7 @@ class StageOutput:
     def take(self) -> Iterator[pa.RecordBatch]:
         """All results so far, as rows of Arrow.
 
-        For an operator whose results go only to a store, only the last result for each row of the store.
+        If an operator's results go only to a store, only the last result for each row of the store is included.
         """
         batches, self._batches = self._batches, []
         yield from batches

@@ -213,8 +213,8 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 def _null_if_failing(sql: str) -> Column:
     """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
     jvm: Any = SparkContext._jvm
-    # Whole names: py4j would search all jars for a class named `org`,
-    # then for `org.apache`, and so on.
+    # The classes are looked up by whole names. For the attribute `org`, py4j would
+    # search all jars for a class `org`, then for a class `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

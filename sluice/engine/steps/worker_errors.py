@@ -18,7 +18,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 
 
 def worker_error(job: Job, message: str) -> EngineError | None:
-    """The EngineError if Spark's message says that a task raised one, or that a Python worker has ended; else None."""
+    """The error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
         # The text contains the next step. A traceback shows the error that ended the task last.
         kind, text = raised[-1]

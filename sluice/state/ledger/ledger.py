@@ -77,7 +77,7 @@ class Ledger:
         self.close()
 
     def clock_ahead_seconds(self) -> float:
-        """By how much this machine's clock is ahead of the database's; 0 for a SQLite file, which has no clock."""
+        """How far this machine's clock is ahead of the database's clock; 0 for a SQLite file, which has no clock."""
         if self.engine.dialect.name == "sqlite":
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:

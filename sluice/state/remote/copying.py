@@ -101,7 +101,7 @@ class ShardCopy:
                 return self._fill(self._target, published, stop_writers, let_write)
             except DamagedState as error:
                 if not is_continued:
-                    # A new copy would differ in the same way.
+                    # This copy is new. Another new copy would differ in the same way.
                     raise
                 self.why_replaced = error.detail
         self.close()
@@ -248,7 +248,7 @@ class SourceShard:
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """The newest version of each state row with a value, of all groups or of one, sorted by group, key and window."""
+    """The newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
         *_, newest = row_versions

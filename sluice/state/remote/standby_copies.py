@@ -105,7 +105,7 @@ def _refresh(
                 drop_shard(standby.shard(copied))
 
         def before_replacing() -> None:
-            # If the source is damaged, the copy is the only good one, so it must be kept.
+            # If the source is damaged, the copy is the only undamaged shard, so it must be kept.
             with _damage_of(worker):
                 _verify(source, batch, published)
             forget_copy()

@@ -41,7 +41,7 @@ def state_digest(
 
 
 def _digest(content: bytes) -> int:
-    # Detects damage, not forgery. A cryptographic digest of a short row takes several times as
-    # long.
+    # The digest detects damage, not forgery. A cryptographic digest of a short row takes several
+    # times as long.
     digest = xxh3_64_intdigest(content)
     return digest if digest < 2**63 else digest - 2**64

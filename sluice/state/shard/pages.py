@@ -19,7 +19,7 @@ def pages_of_versions(
     group: int | None = None,
     after: tuple[int, str, int, int] | None = None,
 ) -> Iterator[list[Version]]:
-    """The versions of state rows since a batch, of all groups or of one, sorted by group, key, window and batch.
+    """The versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
 
     With `after`, only the versions that come after this place.
     """
