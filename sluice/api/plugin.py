@@ -31,7 +31,7 @@ class StatePlugin(AirflowPlugin):
         },
         {
             "name": "Sluice",
-            # Airflow inserts the DAG's id.
+            # Airflow replaces `{DAG_ID}` with the DAG's id.
             "href": f"{_ROOT}/sluice/#/pipelines/{{DAG_ID}}",
             "destination": "dag",
             "url_route": "sluice_pipeline",

@@ -12,8 +12,8 @@ Names of columns:
 
 Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
 
-Columns belong to stages: one before the first operators and one after each set of them. A stage has layers,
-each computed from the previous layers, so that a step is computed only once even if several steps follow it.
+Columns belong to stages: a stage before the first operators, and a stage after each set of operators. A stage has
+layers, each computed from the previous layers, so that a step is computed only once even if several steps follow it.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ def shared_session() -> SparkSession:
     if active is not None:
         return active
     if not structlog.is_configured():
-        # Logs no batches, unless the tests have configured logging.
+        # Batches are not logged, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
     jars = sorted(folder.glob("*.jar"))

@@ -1825,7 +1825,7 @@ class GroupedStream(Grouped[V]):
         merger: Callable[[R, R], R] | Callable[[Key, R, R], R] | None = None,
         on_error: OnError | None = None,
     ) -> Table[R]: ...
-    def aggregate(  # type: ignore[misc]  # a column with a parameter's name goes into the mapping
+    def aggregate(  # type: ignore[misc]  # a column may have a parameter's name only in the mapping
         self,
         initializer: Mapping[str, str] | Function | None = None,
         adder: Function | None = None,
@@ -2060,7 +2060,7 @@ class GroupedTable(Grouped[V]):
         returns: type[R] | None = None,
         on_error: OnError | None = None,
     ) -> Table[R]: ...
-    def aggregate(  # type: ignore[misc]  # a column with a parameter's name goes into the mapping
+    def aggregate(  # type: ignore[misc]  # a column may have a parameter's name only in the mapping
         self,
         initializer: Mapping[str, str] | Function | None = None,
         adder: Function | None = None,

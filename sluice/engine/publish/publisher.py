@@ -202,8 +202,8 @@ class Publisher:
     def _begin_phases(self) -> Phases:
         phases = Phases()
         if self.destinations is not None:
-            # All batches of a backlog have the same `begun`; a later batch starts when the batch
-            # before is published. A repeated batch has the `begun` of a driver that has ended; it
+            # All batches of a backlog have the same `begun`; a later batch starts when the previous
+            # batch is published. A repeated batch has the `begun` of a driver that has ended; it
             # starts when this driver is ready.
             begun = max(self._plan.begun, self._ready_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)

@@ -260,7 +260,7 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client accepts no more records because the broker has rejected one."""
+        """Raise the broker's error if the client accepts no more records because the broker has rejected a record."""
         try:
             yield
         except KafkaException as error:

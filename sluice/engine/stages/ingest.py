@@ -193,7 +193,7 @@ class Ingest:
         if side.foreign is not None:
             columns["foreign"] = batch.column(side.foreign_column).take(taken)
         position = {name: pa.array(numbers[indices]) for name, numbers in positions.items()}
-        # Only steps that turn a record into several rows give them different paths.
+        # If no step turns a record into several rows, all rows have the same path.
         if side.path_column is None:
             position["path"] = pa.repeat(pa.scalar(side.constant_path, pa.binary()), len(indices))
         else:

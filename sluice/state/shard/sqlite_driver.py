@@ -51,7 +51,7 @@ class SqliteDriver(Driver):
         self._path = path
         # Allow one query or transaction per connection at a time. SQLite holds its own lock while
         # it calls the progress handler, which needs Python's lock; a second thread that holds
-        # Python's and waits for SQLite's would deadlock.
+        # Python's lock and waits for SQLite's lock would deadlock.
         self._lock = RLock()
         with self._errors():
             if mode == "create":
