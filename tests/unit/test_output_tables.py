@@ -148,8 +148,14 @@ def test_the_plan_shows_tables() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda s: s.to(table(key="amount"), value=str), "value=, key=, delivery= and emit= are for topics"),
-        (lambda s: s.to(table(), delivery="at_least_once"), "value=, key=, delivery= and emit= are for topics"),
+        (
+            lambda s: s.to(table(key="amount"), value=str),
+            "value=, key=, partition=, delivery= and emit= are for topics",
+        ),
+        (
+            lambda s: s.to(table(), delivery="at_least_once"),
+            "value=, key=, partition=, delivery= and emit= are for topics",
+        ),
         (lambda s: s.group_by_key().count(store="n").to(table()), "a table's changes need a column for the key"),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
         (lambda s: s.to(table(key="_row")), "Sluice writes the column _row itself"),
