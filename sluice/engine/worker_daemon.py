@@ -1,4 +1,4 @@
-"""Spark's Python daemon. It imports the modules that tasks need before it forks workers, which then start in ms."""
+"""Spark's Python daemon. It imports the modules that tasks need before it forks workers, so that they start fast."""
 
 from sluice.support.startup import importing
 

@@ -30,7 +30,7 @@ from sluice.values.host_ports import address_of
 
 OBSERVING_SECONDS = 20.0
 CLOCK_SECONDS = 5.0
-"""A host's clock is off if it differs from the database's clock by more than this."""
+"""A host's clock is off if it differs from the database's clock by more than this time."""
 _FREE_SHARE, _LEAST_FREE, _MOST_NEEDED = 0.05, 2**30, 20 * 2**30
 """A disk is nearly full if less than this share of it is free, or 1 GiB if that is more, unless
 20 GiB are free."""

@@ -25,8 +25,8 @@ _GRACE_SECONDS = 0.5
 deadline itself."""
 
 _THREAD = threading.local()
-"""The limits of this thread: `until`, `seconds` and `waits_until`, each while a block below sets
-it."""
+"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block of
+one of the context managers below."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The line of the author's file that is being executed, and the files whose code has called it."""
+"""The line of the author's file that is being executed, and all files whose code is being executed."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def hopping(
 
 
 _MOST_OVERLAPPING = 100_000
-"""Each record is in so many windows; with more, a batch would not fit into memory. A wrong unit is more likely."""
+"""The most windows that a record may be in. With more, a batch would not fit into memory; the author has probably
+written a wrong unit."""
 
 
 def _require_few_windows(window: TimeWindow, overlapping: int) -> None:

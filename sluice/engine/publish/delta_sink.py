@@ -170,7 +170,7 @@ class DeltaSink:
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
     def _require_complete(self, published: Published, version: int, state: State | None) -> None:
-        """Raise EngineError if the table lacks published batches, unless its property says that this is accepted."""
+        """Raise EngineError if the table lacks published batches, unless the property `ACCEPTED` accepts the gap."""
         last = None if state is None else state.batch
         if version < 0 and self.target.output in published.outputs:
             error = self._incomplete_error("has no batch", published)

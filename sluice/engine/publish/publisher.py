@@ -149,7 +149,7 @@ class Publisher:
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
-        # A failed attempt may have left side outputs in this process.
+        # Discard the side outputs that a failed attempt may have left in this process.
         self.storage.side_outputs.take()
         return self._times
 

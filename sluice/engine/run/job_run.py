@@ -118,7 +118,7 @@ class JobRun:
                 without=sorted(missing),
             )
             # The missing stores are computed from the topics in another
-            # generation, and are added when it is promoted.
+            # generation, and are added when that generation is promoted.
             rest = replace(self, job=self.plan_without(missing), plan_without=None)
             setup = rest._set_up(
                 ledger,

@@ -55,8 +55,8 @@ def copy_ledger(
             location = locations.get((ref, worker["number"]))
             if location is not None:
                 new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
-        # Generations without workers get the number 0, or else readers would report their workers
-        # as lost.
+        # The number of workers becomes 0 for generations whose workers were left out, or else readers
+        # would report these workers as lost.
         with_workers = select(WORKERS.c.pipeline, WORKERS.c.generation)
         generation = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         new.execute(update(GENERATIONS).where(generation.not_in(with_workers)).values(workers=0))

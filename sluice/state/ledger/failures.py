@@ -147,7 +147,7 @@ class Failures(LedgerPart):
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
     def clear(self, pipeline: str, *kinds: Kind, host: str | None = None) -> None:
-        """Remove a pipeline's failures of some kinds, of one host or of all."""
+        """Remove a pipeline's failures of some kinds, of one host or of all hosts."""
         failures = [failure for failure in self.of(pipeline) if failure.kind in kinds and host in (None, failure.host)]
         if not failures:
             return

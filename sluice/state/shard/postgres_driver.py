@@ -136,7 +136,8 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                # Always raises: the tables of a shard that has lost its format are not completed.
+                # This always raises an error, because the tables of a shard that has lost its format are
+                # not completed.
                 require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())

@@ -76,7 +76,8 @@ class SqliteDriver(Driver):
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables_there = {name for (name,) in names}
         if "state_rows" in tables_there and "shard" not in tables_there:
-            # Always raises: the tables of a shard that has lost its format are not completed.
+            # This always raises an error, because the tables of a shard that has lost its format are not
+            # completed.
             require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
