@@ -174,7 +174,7 @@ def _is_standby_damaged(
 
 
 def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int) -> None:
-    """Verify the operator states of the newest snapshot, the only one for which they are kept."""
+    """Verify the operator states of the newest snapshot, the only snapshot for which they are kept."""
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:

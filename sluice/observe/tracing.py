@@ -68,7 +68,7 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
     attributes = {"sluice.pipeline": pipeline, "sluice.run": run}
     _tracers.append(tracer)
     try:
-        # An error that ends the block becomes an event of the span, and its status.
+        # An error that ends the block becomes an event of the span, and sets the span's status.
         with tracer.start_as_current_span(f"run {pipeline}", context=parent, attributes=attributes):
             yield
     finally:

@@ -60,7 +60,7 @@ class JsonResponse(Response):
         self.status_code = 200
         self.body = body
         self.background = None
-        # A new list for each response, because middleware appends to it.
+        # Each response gets a new list, because middleware appends to the list.
         self.raw_headers = [*headers, *_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
 
 

@@ -193,7 +193,7 @@ class Stores:
     def _address(self, worker: WorkerInfo) -> Address:
         """The address of the worker's state server, or this server's address if the worker has no state server.
 
-        The client chooses the Host header, so this server's own address is used instead.
+        The Host header does not give this server's address, because the client chooses the header.
         """
         if worker.port:
             return Address(worker.host, worker.port)

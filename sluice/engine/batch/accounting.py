@@ -259,7 +259,7 @@ class RecordSinks:
             results.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
-                # The record may have become a dead letter in the batch before this one.
+                # The record may have become a dead letter in the previous batch.
                 if record != results.last_dead_letter:
                     dead_letters.setdefault(
                         record,

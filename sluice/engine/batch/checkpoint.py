@@ -24,7 +24,7 @@ def write_checkpoint(
     sources: Sequence[Sequence[str]],
     conf: Mapping[str, str],
 ) -> None:
-    """Write a checkpoint whose next batch is the planned one, into an empty folder.
+    """Write a checkpoint whose next batch is the planned batch, into an empty folder.
 
     `before` are the offsets at which the batch begins, for all of the plan's partitions. `sources` are the topics of
     each source of the query. `conf` are the settings that Spark keeps with a batch; without
@@ -38,7 +38,7 @@ def write_checkpoint(
         _write(checkpoint / f"sources/{number}/0", ["\0v1", _line(before, topics)])
     logs: dict[int, Sources] = {plan.number: plan.ends}
     if plan.number:
-        # Spark begins a batch at the end offsets of the batch before.
+        # Spark begins a batch at the end offsets of the previous batch.
         logs[plan.number - 1] = before
         _write(
             checkpoint / f"commits/{plan.number - 1}",

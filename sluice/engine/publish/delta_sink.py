@@ -472,7 +472,7 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    # A VARCHAR or CHAR within a nested type, whose length Sluice does not check.
+    # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, and does not write it.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:

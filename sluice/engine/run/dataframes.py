@@ -92,8 +92,8 @@ class Frames:
     def _through_sql(self) -> DataFrame:
         """Row batches that Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
-        # Spark computes a common subexpression outside of its TryEval, where a failure ends the
-        # query.
+        # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
+        # failure ends the query.
         share_subexpressions(self.spark, shared=not self.job.has_fallible_expressions)
         try:
             reader = StreamReader.of(

@@ -77,7 +77,7 @@ class JobQuery:
         """Run the batch that the checkpoint has planned."""
         writer = self._writer(sink, checkpoint).queryName(self.job.pipeline.name)
         writer.trigger(once=True).start().awaitTermination()
-        # Each query has called this process from a thread of its own, whose connection stays open.
+        # Each query has called this process from a thread of its own, whose connection would stay open.
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:

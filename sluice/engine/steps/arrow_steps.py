@@ -208,7 +208,7 @@ def _errors(
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
         unusable.append((too_long(keys), KEY_TOO_LONG))
-    # In reverse, so that a row's first error overwrites its later errors.
+    # The errors are set in reverse order, so that a row's first error overwrites its later errors.
     for rows, text in reversed(unusable):
         if rows is not None:
             errors[rows] = text
