@@ -200,7 +200,8 @@ class Store(Generic[V]):
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
         # MessagePack and JSON hold every integer of this range exactly.
-        if type(value) is int and self._plain is int and -(1 << 63) <= value < 1 << 64:
+        is_int = self._plain is int and type(value) is int
+        if is_int and isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
             return value
         data = encode_state(value)
         # This raises an error if queries could not show the value.
