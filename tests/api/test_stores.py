@@ -126,7 +126,7 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
 
 def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, states: States) -> None:
     def told() -> list[tuple[str, str, list[tuple[str, str, str]]]]:
-        time.sleep(1.1)  # generations are cached for a second
+        time.sleep(2.1)  # the figures of pipelines are cached for two seconds
         return [
             (one["pipeline"], one["status"],
              [(failure["run"], failure["title"], failure["detail"]) for failure in one["failures"]])

@@ -47,11 +47,11 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def plan(*acts: Act) -> None:
         left, real = list(acts), Linger.wait
 
-        def wait(self: Linger, positions: Offsets) -> News | None:
+        def wait(self: Linger, positions: Offsets, next_timer: int | None = None) -> News | None:
             if not left:
                 return None
             left.pop(0)()
-            return real(self, positions)
+            return real(self, positions, next_timer)
 
         monkeypatch.setattr(Linger, "wait", wait)
 

@@ -79,7 +79,7 @@ IN_ORDER: Cases = {
     ),
     "behind windows": (
         lambda sales, noted, n: sales.group_by_key().windowed_by(session("500 ms")).count(store=f"n{n}").to_stream()
-        .foreach(noted),
+        .select_key("_key").foreach(noted),
         {"a=1": 2, "b=1": 1},
     ),
     "behind two stages": (

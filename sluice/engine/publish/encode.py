@@ -69,7 +69,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
     if sink.is_windowed:
-        columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
+        columns["headers"] = headers_with_window(table)
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
@@ -244,6 +244,12 @@ def _reject(
         return table
     errors = {row: detail(row) for row in np.flatnonzero(refused).tolist()}
     return table.filter(rejected.reject(sink, table, errors, reason))
+
+
+def headers_with_window(table: pa.Table) -> pa.Array:
+    """The headers of each record, and the bounds of its window."""
+    headers = table.column("headers") if "headers" in table.column_names else None
+    return with_more(headers, _window_headers(table))
 
 
 def _window_headers(table: pa.Table) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.row_schemas import SORT_KEY, has_origin, offset_of, partition_of
-from sluice.engine.publish.encode import latest_changes
+from sluice.engine.publish.encode import headers_with_window, latest_changes
 from sluice.errors import EngineError
 from sluice.plan import Job, Sink
 from sluice.sinks.target import Column, Row, Rows
@@ -68,6 +68,10 @@ def table_rows(
             errors[number] = str(error)
     if errors:
         table = _reject_errors(sink, table, errors, rejected)
+    if sink.is_windowed:
+        headers = headers_with_window(table)
+        names = [name for name in table.column_names if name != "headers"]
+        table = table.select(names).append_column("headers", headers)
     return Rows(written, deleted, table)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.aggregation.calculation import Calculation, Custom
-from sluice.operators.base import Output, Row, Timeless, rejects_record
+from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.encoding import IMMUTABLE
 from sluice.operators.lateness import WindowLateness, last_forgotten
@@ -211,10 +211,11 @@ class Aggregate(Timeless, Aggregation):
             return None
         try:
             added = self._add_all(self.calculation, states, rows)
-        except BaseException as error:
-            if not rejects_record(error):
-                raise
-            added = None
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Only the row path knows the record for which the function fails, and names it.
+            return None
         if added is None:
             return None
         for number, window in added.windows.items():
