@@ -215,7 +215,7 @@ class Suppress:
         self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()
-            # Only this key's state is at hand. The engine closes the other keys.
+            # Only this key's state is loaded here. The engine closes the other keys.
             if key == row.key:
                 self._send(state, key, window, out)
             else:

@@ -42,7 +42,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # Rows of one record share its outcome, so they must be told apart from other records' rows.
+        # Rows of one record share its outcome, so they must be distinguishable from the rows of other records.
         self.records = records
         """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
