@@ -18,7 +18,7 @@ from sluice.engine.read.value_columns import ValueColumns
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source
-from sluice.values import contract_parts, contracts, epochs
+from sluice.values import contract_parts, epochs
 from sluice.values.json_limits import shortened
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import MOST_KEY_BYTES
@@ -157,7 +157,7 @@ class RecordKeys:
     def _type_of(self, name: str) -> Any:
         if not self.source.is_object:
             return str if self.source.contract is None else self.source.value_class
-        return contracts.field_types(self.source.value_class).get(name, Any)
+        return self.columns.field_types.get(name, Any)
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:

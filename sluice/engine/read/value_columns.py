@@ -36,11 +36,19 @@ class ValueColumns:
     source: Source
 
     @cached_property
+    def field_types(self) -> dict[str, Any]:
+        """The fields of the values, each with its declared type."""
+        return contracts.field_types(self.source.value_class)
+
+    @cached_property
+    def _readers(self) -> dict[str, Callable[[Any], Any]]:
+        """For each field, the function that reads it from a value."""
+        return {name: contracts.field_reader(self.source.value_class, name) for name in self.source.types}
+
+    @cached_property
     def _by_name(self) -> frozenset[str]:
         """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
-        kinds = {TEXT_FIELD: self.source.value_class}
-        if self.source.is_object:
-            kinds = contracts.field_types(self.source.value_class)
+        kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
         return frozenset(name for name, kind in kinds.items() if contract_values.needs_plain_data(kind))
 
     def column(self, values: Sequence[Any], name: str) -> pa.Array:
@@ -101,7 +109,7 @@ class ValueColumns:
     def _fields(self, values: Sequence[Any], name: str) -> list[Any]:
         if not self.source.is_object:
             return list(values)
-        read = contracts.field_reader(self.source.value_class, name)
+        read = self._readers[name]
         if self.source.keeps_nulls:
             return [None if value is None else read(value) for value in values]
         return [*map(read, values)]
