@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import UnionType
 from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
 
-from sluice.topology.serdes import Serde
+from sluice.topology.serdes import Contract, Serde
 from sluice.values.epochs import EpochTime
 from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
@@ -115,9 +114,9 @@ class Apply(Node):
     parent: Node
     function: Callable[..., Any]
     gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
-    takes: type | UnionType | None
+    takes: Contract | None
     """The type of the value passed to the function; None for plain JSON data."""
-    returns: type | UnionType | None
+    returns: Contract | None
     shape: Shape
     """The shape of the resulting value."""
 
@@ -190,8 +189,8 @@ class PythonAggregate:
     adder: Callable[..., Any]
     subtractor: Callable[..., Any] | None
     merger: Callable[..., Any] | None
-    takes: type | UnionType | None
-    returns: type | UnionType | None
+    takes: Contract | None
+    returns: Contract | None
     shape: Shape
     """The shape of the aggregate."""
 
@@ -232,7 +231,7 @@ class CogroupedStream:
     columns: dict[str, str]
     adder: Callable[..., Any] | None = None
     """A Python function instead of columns."""
-    takes: type | UnionType | None = None
+    takes: Contract | None = None
     """The type of the value passed to the function; None for plain JSON data."""
 
 
@@ -286,7 +285,7 @@ class Process(Node):
     processor: type
     stores: Mapping[str, tuple[Any, int | None]]
     """Type of the values, and time to live in ms, of each store by name."""
-    takes: type | UnionType | None
+    takes: Contract | None
     returns: Mapping[str, type | None]
     """Type of the values of each output."""
     queryable: bool
