@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import cost
-from sluice.kafka.brokers import producer_of
+from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from tests.acceptance.nexmark.events import events, topic_of
 from tests.acceptance.nexmark.expected import side_input
@@ -50,7 +50,7 @@ def main(
         with EmbeddedKafka(home / "kafka", quick=False) as kafka:
             kafka.create_topics({"persons": 2, "auctions": 2, "bids": 2, "side_input": 1})
             with console.status(f"producing {count:,} events"):
-                produced = produce(kafka.bootstrap, count)
+                produced = produce_events(kafka.bootstrap, count)
             table = Table("query", "records", "s", "records/s", "CPU s", "peak GB")
             for name in queries or QUERIES:
                 pipeline = QUERIES[name](f"nexmark_{name}")
@@ -71,27 +71,14 @@ def main(
             Console().print(table)
 
 
-def produce(bootstrap: str, count: int) -> Counter[str]:
+def produce_events(bootstrap: str, count: int) -> Counter[str]:
     """Write the events to their topics, and the side input. Returns the number of records of each topic."""
-    produced: Counter[str] = Counter()
-    producer = producer_of(
-        {"bootstrap.servers": bootstrap}, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
-    )
-    for key in range(10):
-        producer.produce("side_input", key=str(key), value=side_input(key))
-        produced["side_input"] += 1
-    for event in events(count):
-        topic = topic_of(event)
-        while True:
-            try:
-                producer.produce(topic, value=msgspec.json.encode(event), timestamp=event.at)
-                break
-            except BufferError:
-                producer.poll(0.1)
-        produced[topic] += 1
-        producer.poll(0)
-    producer.flush()
-    return produced
+    config = {"bootstrap.servers": bootstrap}
+    produce(config, "side_input", ((str(key), side_input(key).encode(), 0) for key in range(10)))
+    for topic in ("persons", "auctions", "bids"):
+        of_topic = (event for event in events(count) if topic_of(event) == topic)
+        produce(config, topic, ((None, msgspec.json.encode(event), event.at) for event in of_topic))
+    return Counter(map(topic_of, events(count))) + Counter(side_input=10)
 
 
 if __name__ == "__main__":

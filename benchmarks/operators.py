@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks import cost
 from benchmarks.cost import Cost
 from benchmarks.orders import build_peer
-from sluice.kafka.brokers import producer_of
+from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 
 START_MS = 1_670_000_000_000
@@ -104,7 +104,9 @@ def main(
         with EmbeddedKafka(home / "kafka", quick=False) as kafka:
             kafka.create_topics(TOPICS)
             with console.status(f"producing {records:,} records"):
-                produce(kafka.bootstrap, {"clicks": records, "left": records // 2, "right": records // 2}, keys)
+                chance = random.Random(7)
+                for topic, count in {"clicks": records, "left": records // 2, "right": records // 2}.items():
+                    produce({"bootstrap.servers": kafka.bootstrap}, topic, clicks(count, keys, chance))
             table = Table("operator", "program", "s", "CPU s", "peak GB", "ratio s", "ratio CPU")
             for kind in kinds or KINDS:
                 for number in range(runs):
@@ -156,25 +158,11 @@ def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, n
     return Cost(figures["wall_ms"] / 1_000, figures["cpu_s"], figures["peak_rss_mb"] / 1_000)
 
 
-def produce(bootstrap: str, counts: dict[str, int], keys: int) -> None:
-    """Write records with random keys, one per millisecond of event time; a tenth is up to two seconds out of order."""
-    chance = random.Random(7)
-    producer = producer_of(
-        {"bootstrap.servers": bootstrap}, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
-    )
-    for topic, count in counts.items():
-        for number in range(count):
-            timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)
-            while True:
-                try:
-                    producer.produce(
-                        topic, key=f"key-{chance.randrange(keys)}", value=b'{"number":%d}' % number, timestamp=timestamp
-                    )
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-            producer.poll(0)
-    producer.flush()
+def clicks(count: int, keys: int, chance: random.Random) -> Iterator[tuple[str, bytes, int]]:
+    """Records with random keys, one per millisecond of event time; a tenth is up to two seconds out of order."""
+    for number in range(count):
+        timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)
+        yield f"key-{chance.randrange(keys)}", b'{"number":%d}' % number, timestamp
 
 
 if __name__ == "__main__":
