@@ -328,7 +328,7 @@ class Handle(Generic[V]):
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Two different names that `folded` makes the same; None if there are none."""
+    """Two different names that `folded` maps to the same text; None if no two names do."""
     first_names: dict[str, str] = {}
     for name in names:
         other = first_names.setdefault(folded(name), name)
