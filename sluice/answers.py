@@ -171,6 +171,22 @@ class Health(StrEnum):
     """The pipeline's file cannot be loaded, so no run can start."""
 
 
+FailureKind = Literal[
+    "run",
+    "file",
+    "overdue",
+    "input",
+    "slot",
+    "lease",
+    "held",
+    "rejections",
+    "host",
+    "disk",
+    "clock",
+    "growth",
+]
+
+
 class Failure(msgspec.Struct, frozen=True):
     """What is wrong with a pipeline.
 
@@ -190,20 +206,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `growth` | the state grows without a bound |
     """
 
-    kind: Literal[
-        "run",
-        "file",
-        "overdue",
-        "input",
-        "slot",
-        "lease",
-        "held",
-        "rejections",
-        "host",
-        "disk",
-        "clock",
-        "growth",
-    ]
+    kind: FailureKind
     host: str
     """The host that the failure is about; an empty text if the failure is not about one host."""
     run: str

@@ -8,10 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from sluice.answers import FailureKind
 from sluice.errors import InputAway, RecordsHeld
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import LedgerFigures
-from sluice.state.ledger.failures import FAILED_KINDS, WAITING_KINDS, Failure, Kind
+from sluice.state.ledger.failures import FAILED_KINDS, WAITING_KINDS, Failure
 from sluice.values.phrases import counted
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
@@ -59,7 +60,7 @@ def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
     return msgspec.structs.replace(failure, at=since)
 
 
-def trouble_of(kinds: Collection[Kind]) -> Trouble | None:
+def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
     """The health of a pipeline with failures of these kinds, the worst first; None without failures."""
     if "file" in kinds:
         return "broken"

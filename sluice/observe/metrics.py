@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from sluice.answers import BatchHistory
+from sluice.answers import BatchHistory, FailureKind
 from sluice.kafka.record_times import Partition
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import failures_of, trouble_of
 from sluice.observe.monitoring import LedgerFigures
-from sluice.state.ledger.failures import KINDS, WAITING_KINDS, Failure, Kind
+from sluice.state.ledger.failures import KINDS, WAITING_KINDS, Failure
 from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Labels, Measurement
 from sluice.state.model import WorkerInfo
 from sluice.state.shard.sizes import sizes_of
@@ -116,7 +116,7 @@ def gauges(
 
 def _of_failures(failures: Sequence[Failure], now: datetime) -> Iterator[Measurement]:
     """The gauges of the pipeline's health."""
-    since: dict[Kind, datetime] = {}
+    since: dict[FailureKind, datetime] = {}
     for failure in failures:
         since[failure.kind] = min(failure.at, since.get(failure.kind, failure.at))
     trouble = trouble_of(since)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from sluice.answers import FailureKind
 from sluice.errors import ClockOff, DiskNearlyFull, HostSilent, SluiceError, StateError
 from sluice.observe.monitoring import LedgerFigures
 from sluice.settings import Settings
-from sluice.state.ledger.failures import Failure, Kind
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
 from sluice.state.remote.server_identity import fetch_card
@@ -41,7 +42,7 @@ _MOST_THREADS = 16
 class Sight(NamedTuple):
     """Something wrong that a host has seen."""
 
-    kind: Kind
+    kind: FailureKind
     host: str
     error: SluiceError
 

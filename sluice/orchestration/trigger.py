@@ -15,6 +15,7 @@ import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sluice.airflow_connections import KAFKA
+from sluice.answers import FailureKind
 from sluice.engine.run.driver_lease import PATIENCE
 from sluice.errors import BrokersUnreachable, InputAway, NoSlot, SluiceError
 from sluice.kafka.open_transactions import HELD_SECONDS, HeldPartitions
@@ -22,7 +23,7 @@ from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe.health import held_failure, input_away
 from sluice.orchestration.watch import POLL_SECONDS, Observation, Watch
 from sluice.settings import settings
-from sluice.state.ledger.failures import SLOT_SECONDS, Failure, Kind
+from sluice.state.ledger.failures import SLOT_SECONDS, Failure
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -316,7 +317,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.trouble = ""
         return seen
 
-    async def _note(self, kind: Kind, failure: Failure | None, recorded: Mapping[Kind, Failure]) -> None:
+    async def _note(self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]) -> None:
         """Record a failure in the ledger once, and remove it when it has passed."""
         if (failure is None) == (kind not in recorded):
             return
@@ -355,7 +356,7 @@ def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
     return held_failure(pipeline, lag, since)
 
 
-def _note_failure(pipeline: str, kind: Kind, failure: Failure | None) -> None:
+def _note_failure(pipeline: str, kind: FailureKind, failure: Failure | None) -> None:
     with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
         if failure is None:
             ledger.failures.clear(pipeline, kind)

@@ -16,11 +16,12 @@ from asgiref.sync import sync_to_async
 from confluent_kafka.admin import AdminClient
 
 from sluice.airflow_connections import kafka_config
+from sluice.answers import FailureKind
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.observe.surroundings import Observer
 from sluice.settings import settings
-from sluice.state.ledger.failures import Failure, Kind
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import LeaseRow
 from sluice.state.ledger.ledger import Ledger
 from sluice.support.single_flight import SingleFlightCache
@@ -38,7 +39,7 @@ class Observation(NamedTuple):
     """The lease of the pipeline's driver."""
     published_at: datetime | None
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
-    failures: Mapping[Kind, Failure]
+    failures: Mapping[FailureKind, Failure]
     next_timer: int | None = None
     """When the pipeline's earliest timer on the wall clock is due, epoch ms; None without a timer."""
 
@@ -54,7 +55,7 @@ class _Round:
     """Pipeline → the time of its newest snapshot."""
     timers: Mapping[str, int]
     """Pipeline → when its earliest timer on the wall clock is due, epoch ms."""
-    failures: Mapping[str, Mapping[Kind, Failure]]
+    failures: Mapping[str, Mapping[FailureKind, Failure]]
     """Pipeline → kind → its unresolved failure."""
 
 
@@ -140,7 +141,7 @@ class Watch:
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
         timers = {snapshot.pipeline: snapshot.due for snapshot in snapshots if snapshot.due is not None}
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
-        failures: dict[str, dict[Kind, Failure]] = {}
+        failures: dict[str, dict[FailureKind, Failure]] = {}
         for failure in ledger.failures.all():
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from sluice.answers import FailureKind
 from sluice.api import services
 from sluice.commands.cli import app
 from sluice.engine.publish.max_failures import notable_rejections
@@ -27,7 +28,7 @@ from sluice.operations import state_growth
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
 from sluice.settings import settings
-from sluice.state.ledger.failures import KINDS, Failure, Kind
+from sluice.state.ledger.failures import KINDS, Failure
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.run_ends import note_killed
 from tests.docs.pages import read
@@ -163,7 +164,7 @@ def state_grows(stage: Stage) -> None:
     note_size(stage.states.ledger, "orders", today)
 
 
-INCIDENTS: dict[Callable[[Stage], None], tuple[Kind, str]] = {
+INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     run_failed: ("run", "Kafka is away. Start it."),
     driver_killed: ("run", "The driver ended without an error."),
     file_broken: ("file", "orders.py:3: no"),
@@ -183,7 +184,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[Kind, str]] = {
 
 ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `(\w+)` \| `(\w+)` \|", re.MULTILINE)
 HEALTH = {kind: (health, alert) for kind, health, alert in ROW.findall(read("docs/how-to/operations.md"))}
-"""Kind → health and alert, from the table in the documentation."""
+"""FailureKind → health and alert, from the table in the documentation."""
 
 
 @pytest.mark.fault("F45", "a producer's transaction holds back records")

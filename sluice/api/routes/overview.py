@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice import answers
-from sluice.answers import PipelineHealth
+from sluice.answers import FailureKind, PipelineHealth
 from sluice.api.http.replies import reply, snapshot_answer
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
@@ -19,7 +19,6 @@ from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe.health import failures_of, input_away, trouble_of
 from sluice.observe.monitoring import LedgerFigures
-from sluice.state.ledger.failures import Kind
 
 router = Router("overview", "/v1/overview")
 
@@ -83,7 +82,7 @@ async def _overview(
     )
 
 
-def _health(kinds: Collection[Kind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
     """The health of a pipeline with failures of these kinds. `held` says that a driver holds its lease."""
     trouble = trouble_of(kinds)
     if trouble == "broken":

@@ -23,39 +23,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 import msgspec
 from sqlalchemy import and_, delete, insert, not_, select
 from sqlalchemy.sql import ColumnElement
 
+from sluice.answers import FailureKind
 from sluice.errors import SluiceError
 from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.tables import FAILURES
 
-Kind = Literal[
-    "run",
-    "file",
-    "overdue",
-    "input",
-    "slot",
-    "lease",
-    "held",
-    "rejections",
-    "host",
-    "disk",
-    "clock",
-    "growth",
-]
-
-KINDS: tuple[Kind, ...] = get_args(Kind)
-FAILED_KINDS: frozenset[Kind] = frozenset({"run", "overdue"})
+KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
 """A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
 them."""
-WAITING_KINDS: frozenset[Kind] = frozenset({"input", "slot", "lease"})
+WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease"})
 """A pipeline with one of these kinds goes on by itself once others have done their part."""
-OBSERVED_KINDS: frozenset[Kind] = frozenset({"lease", "host", "disk", "clock"})
+OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 60.0
 """A run that Airflow has not started after this time waits for a slot."""
@@ -67,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A failure of a pipeline: what is wrong, since when, and what to do."""
 
     pipeline: str
-    kind: Kind = "run"
+    kind: FailureKind = "run"
     host: str = ""
     """The host that the failure is about, with a port if it is a server; empty for the pipeline as a whole."""
     run: str = ""
@@ -88,7 +74,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         pipeline: str,
         *,
         run: str = "",
-        kind: Kind = "run",
+        kind: FailureKind = "run",
         host: str = "",
         secrets: Iterable[str] = (),
     ) -> Self:
@@ -146,7 +132,7 @@ class Failures(LedgerPart):
         """The failures of a pipeline, sorted by kind."""
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
-    def clear(self, pipeline: str, *kinds: Kind, host: str | None = None) -> None:
+    def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
         """Remove a pipeline's failures of some kinds, of one host or of all hosts."""
         failures = [failure for failure in self.of(pipeline) if failure.kind in kinds and host in (None, failure.host)]
         if not failures:
