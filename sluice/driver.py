@@ -97,7 +97,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.kafka.brokers import require_brokers
         from sluice.observe.run_measurements import measured_run
         from sluice.observe.tracing import traced_run
-        from sluice.operations.restoring import RestoringRun
+        from sluice.operations.repair import RepairingRun
         from sluice.plan import Job, explain, load_plan
         from sluice.state.ledger.run_ends import note_failure
 
@@ -118,7 +118,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         def plan_without(names: Collection[str]) -> Job:
             return load_plan(configuration.pipelines, name, without=names).job
 
-        read = RestoringRun(spark, planned.job, configuration, plan_without).run()
+        read = RepairingRun(spark, planned.job, configuration, plan_without).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
 
 

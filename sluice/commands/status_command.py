@@ -34,8 +34,8 @@ def status() -> None:
     from rich.text import Text
 
     from sluice.observe.health import trouble_of
+    from sluice.observe.host_checks import check_hosts
     from sluice.observe.monitoring import LedgerFigures
-    from sluice.observe.surroundings import observe_surroundings
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology import load_pipelines
 
@@ -43,7 +43,7 @@ def status() -> None:
     problems: list[str] = []
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
-        observe_surroundings(ledger, LedgerFigures.read(ledger), settings())
+        check_hosts(ledger, LedgerFigures.read(ledger), settings())
         figures = LedgerFigures.read(ledger)
         inputs = Inputs.of(figures)
         broken = {file.name for file in loaded.broken}

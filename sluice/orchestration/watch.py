@@ -19,7 +19,7 @@ from sluice.airflow_connections import kafka_config
 from sluice.answers import FailureKind
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
-from sluice.observe.surroundings import Observer
+from sluice.observe.host_checks import Observer
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.leases import LeaseRow

@@ -13,9 +13,9 @@ from sluice.api.services import Services
 from sluice.errors import BrokersUnreachable, SluiceError
 from sluice.kafka.record_times import OldestUnread
 from sluice.kafka.unread_records import Lag
+from sluice.observe.host_checks import Observer, disks
 from sluice.observe.metrics import gauges, histogram_samples, of_pipeline, prometheus, shard_sizes
 from sluice.observe.monitoring import LedgerFigures
-from sluice.observe.surroundings import Observer, disks
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.workers import ServedLocation
 from sluice.server.latencies import Latencies

@@ -1458,7 +1458,8 @@ class Table(Handle[V]):
         """Join rows of the same key; the value has the fields `left` and `right`.
 
         A change of either table updates the result. `on` makes a foreign-key join: an SQL expression over this table's
-        value for the key of the other table's row. A global table is looked up only when a row of this table changes.
+        value that gives the key of the other table's row. A global table is looked up only when a row of this table
+        changes.
         """
         where = self._where("join")
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")

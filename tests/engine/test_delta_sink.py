@@ -15,8 +15,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from sluice.engine.publish.delta_sink import DeltaSink, DeltaTarget
 from sluice.errors import BatchDiffers, EngineError, LeaseError
+from sluice.sinks.delta_sink import DeltaSink, DeltaTarget
 from sluice.sinks.target import BatchId, Published, Rows
 from sluice.values.sink_tables import DeltaTable
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from sluice.errors import DamagedState, LeaseError
 from sluice.observe.audit_report import report
 from sluice.operations.rebuild import Rebuild
-from sluice.operations.restoring import RestoringRun
+from sluice.operations.repair import RepairingRun
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.state.ledger.generations import Generations
@@ -25,7 +25,7 @@ from tests.engine.test_replay import a_busy_day
 
 def run(running: Running) -> int:
     job = plan(running.pipeline).job
-    return RestoringRun(running.spark, job, running.settings).run()
+    return RepairingRun(running.spark, job, running.settings).run()
 
 
 def damage(running: Running, how: Callable[[bytes], bytes] | None) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from sluice.errors import Refused
 from sluice.observe.audit_report import report
-from sluice.operations.restoring import RestoringRun
+from sluice.operations.repair import RepairingRun
 from sluice.plan import plan
 from sluice.query import Reader
 from sluice.settings import settings
@@ -78,7 +78,7 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
 def sent(running: Running, amount: int) -> dict[str, dict[str, int]]:
     """The store after a run that reads one more amount."""
     running.send("amounts", (b"k", b'{"n":%d}' % amount))
-    assert RestoringRun(running.spark, plan(running.pipeline).job, running.settings).run() == 1
+    assert RepairingRun(running.spark, plan(running.pipeline).job, running.settings).run() == 1
     return running.store("sums")
 
 

@@ -21,9 +21,9 @@ from sluice.errors import EngineError, Overdue, RecordsRejected, TopologyError
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import input_away
+from sluice.observe.host_checks import check_hosts, nearly_full
 from sluice.observe.metrics import gauges, of_pipeline, prometheus
 from sluice.observe.monitoring import LedgerFigures
-from sluice.observe.surroundings import nearly_full, observe_surroundings
 from sluice.operations import state_growth
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
@@ -58,8 +58,8 @@ class Stage:
         self.states.ledger.failures.keep(failure)
 
     def observe(self) -> None:
-        """Look at the surroundings as a triggerer does."""
-        observe_surroundings(self.states.ledger, LedgerFigures.read(self.states.ledger), settings())
+        """Check the hosts as a triggerer does."""
+        check_hosts(self.states.ledger, LedgerFigures.read(self.states.ledger), settings())
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def host_silent(stage: Stage) -> None:
 
 def disk_full(stage: Stage) -> None:
     usage = shutil.disk_usage("/")._replace(free=300 * 2**20)
-    stage.patch.setattr("sluice.observe.surroundings.shutil.disk_usage", lambda _: usage)
+    stage.patch.setattr("sluice.observe.host_checks.shutil.disk_usage", lambda _: usage)
     stage.observe()
 
 
@@ -237,8 +237,8 @@ def test_what_a_host_has_seen_keeps_its_beginning_and_passes(stage: Stage, incid
     other = Failure.of(EngineError("x"), "orders", kind="disk", host="another host")
     stage.keep(other)
     space = shutil.disk_usage("/")._replace(free=2**40)
-    stage.patch.setattr("sluice.observe.surroundings.shutil.disk_usage", lambda _: space)
-    stage.patch.setattr("sluice.observe.surroundings.fetch_card", lambda *_, **__: None)
+    stage.patch.setattr("sluice.observe.host_checks.shutil.disk_usage", lambda _: space)
+    stage.patch.setattr("sluice.observe.host_checks.fetch_card", lambda *_, **__: None)
     stage.observe()
     assert [failure.host for failure in stage.states.ledger.failures.of("orders")] == ["another host"]
     later = datetime.now(UTC) + timedelta(minutes=16)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
-from sluice.engine.publish.delta_sink import DeltaSink, DeltaTarget
 from sluice.errors import SettingsError
 from sluice.plan import Job, Sink
 from sluice.settings import Settings
+from sluice.sinks.delta_sink import DeltaSink, DeltaTarget
 from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget, checked_url
 from sluice.sinks.target import Column, TableSink
 from sluice.values.sink_tables import DeltaTable, PostgresTable, connection_variable

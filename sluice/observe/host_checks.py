@@ -1,7 +1,7 @@
-"""Checks the surroundings of pipelines from a host: the state servers, the host's own disk and its own clock.
+"""Checks whether state servers answer this host, whether its disk has space, and whether its clock is right.
 
-Triggers, state servers and `sluice status` observe the surroundings, and record what is wrong as
-failures in the ledger, so that everyone who asks sees the same time at which a failure began.
+Triggers, state servers and `sluice status` make these checks. They record what is wrong as failures
+in the ledger, so that everyone who asks sees the same time at which a failure began.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OBSERVING_SECONDS = 20.0
 CLOCK_SECONDS = 5.0
 """A host's clock is off if it differs from the database's clock by more than this time."""
 _FREE_SHARE, _LEAST_FREE, _MOST_NEEDED = 0.05, 2**30, 20 * 2**30
-"""A disk is nearly full if less than this share of it is free, or 1 GiB if that is more, unless
-20 GiB are free."""
+"""A disk is nearly full if less is free than this share of it or 1 GiB, whichever is more. A disk
+with 20 GiB free is never nearly full."""
 
 _MOST_THREADS = 16
 
@@ -47,8 +47,8 @@ class Sight(NamedTuple):
     error: SluiceError
 
 
-def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
-    """Record failures of the surroundings of all pipelines, and remove recorded failures that have ended."""
+def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
+    """Record what is wrong as failures of the pipelines concerned, and remove failures that have ended."""
     own = socket.gethostname()
     silent, unknown = _look_at_servers(_servers(figures.generations.values()))
     of_host = [*_disks(own, configuration), *_clock(own, ledger)]
@@ -75,7 +75,7 @@ def observe_surroundings(ledger: Ledger, figures: LedgerFigures, configuration: 
 
 
 class Observer:
-    """Observes the surroundings in the background of a server or a triggerer, at most every `OBSERVING_SECONDS`."""
+    """Checks hosts in the background of a server or a triggerer, at most every `OBSERVING_SECONDS`."""
 
     def __init__(self, ledger: Ledger, configuration: Settings) -> None:
         self._ledger = ledger
@@ -93,7 +93,7 @@ class Observer:
     def _observe(self) -> None:
         # The programs that need the ledger report that it is unreachable.
         with suppress(SluiceError, OSError):
-            observe_surroundings(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
+            check_hosts(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
 
 
 def nearly_full(free: int, size: int) -> bool:

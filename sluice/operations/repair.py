@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class RestoringRun:
+class RepairingRun:
     """A run of a pipeline's current generation, which restores damaged state first."""
 
     spark: Starting
