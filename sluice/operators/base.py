@@ -107,7 +107,8 @@ class Output(Protocol):
     def count(self, reason: str, number: int = 1) -> None:
         """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
-        A row is counted as `late` once for each window for which it is late.
+        A row is counted as `late` once for each window for which it is late. `restarted` counts windows whose earlier
+        records the row replaces (see `WindowedAggregate`).
         """
 
     def send_late(self) -> None:

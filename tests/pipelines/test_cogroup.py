@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, every_records, session, tumbling
+from sluice import Pipeline, every_records, session, sliding, tumbling
 from sluice.errors import TopologyError
+from sluice.values.windows import AnyWindow
 from tests.pipelines.conftest import Drive
 
 
@@ -67,7 +68,7 @@ def test_a_record_is_late_by_the_time_of_its_own_stream(drive: Drive, cut: bool)
     pipeline = Pipeline("minutes", workers=2)
     clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
     both = clicks.group_by_key().cogroup(clicks="count(*)").cogroup(sales.group_by("customer"), sales="count(*)")
-    both.windowed_by(tumbling("1 minute"), late="late").aggregate(store="minutes")
+    both.windowed_by(tumbling("1 minute", grace="1 second"), late="late").aggregate(store="minutes")
     driver = run(drive, pipeline, cut)
     first, second = (0, 60_000), (60_000, 120_000)
     assert driver.store("minutes") == {
@@ -76,6 +77,33 @@ def test_a_record_is_late_by_the_time_of_its_own_stream(drive: Drive, cut: bool)
     }, "the sale at 4 s is in time, because no sale was later, and the click at 5 s is late"
     assert [record.value for record in driver.output("late")] == ["late"]
     assert driver.counts()["late/minutes"] == 1
+
+
+@cuts
+@pytest.mark.parametrize("window", [tumbling("1 minute"), sliding("1 minute")], ids=["tumbling", "sliding"])
+def test_a_window_begins_again_if_another_stream_is_far_ahead(drive: Drive, cut: bool, window: AnyWindow) -> None:
+    pipeline = Pipeline("minutes", workers=2)
+    clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
+    both = clicks.group_by_key().cogroup(clicks="count(*)").cogroup(sales.group_by("customer"), sales="count(*)")
+    both.windowed_by(window).aggregate(store="minutes")
+    driver = drive(pipeline)
+    sale = {"customer": "ann", "amount": 5}
+    for topic, value, at in [
+        ("clicks", "home", 60_000),
+        ("sales", sale, 60_000),
+        # Each of the next two clicks is another customer's.
+        ("clicks", "almost", 119_999),
+        ("sales", sale, 60_000),
+        ("clicks", "far ahead", 240_000),
+        ("sales", sale, 60_000),
+    ]:
+        driver.pipe(topic, value, key="ann" if value == "home" else "bob", timestamp=at)
+        if cut:
+            driver.commit()
+    of_ann = {key: row for key, row in driver.store("minutes").items() if key[0] == "ann" and 60_000 in key}
+    # Kafka Streams' store has forgotten the window, which then counts the last sale only.
+    assert [*of_ann.values()] == [{"clicks": 0, "sales": 1}]
+    assert driver.counts()["restarted/minutes"] == 1
 
 
 def clicked(total: Total, page: str) -> Total:

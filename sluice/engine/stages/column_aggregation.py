@@ -188,7 +188,7 @@ class ColumnAggregation:
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
         try:
-            aggregated = self._aggregate(table, batch.stream_times["before"], output)
+            aggregated = self._aggregate(table, _latest_before(batch), output)
         except (TooManyWindowsError, NumbersTooLargeError):
             return batch
         is_left = np.ones(len(table), np.bool_)
@@ -343,6 +343,12 @@ class ColumnAggregation:
         times = results.starts[kept].tolist(), results.times[kept].tolist()
         for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
             self.run.states[key][start] = time, aggregate
+
+
+def _latest_before(batch: OperatorRows) -> Times:
+    """The largest stream time before each row: of cogrouped streams, a stream that is ahead can forget windows."""
+    times = batch.stream_times
+    return np.maximum(times["before"], times["left"]) if "left" in times else times["before"]
 
 
 def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> None:

@@ -389,7 +389,8 @@ class WindowAggregation(Aggregation):
 class WindowedAggregate(WindowAggregation):
     """One aggregate per key and window whose bounds depend only on time. Null values are processed.
 
-    A record is counted as `late` once for each window for which it is late.
+    A record is counted as `late` once for each window for which it is late. A window of cogrouped streams that begins
+    again (see `_last_forgotten_end`) is counted as `restarted`.
     """
 
     window: TimeWindow
@@ -414,12 +415,15 @@ class WindowedAggregate(WindowAggregation):
             out.count("null_key")
             return
         last_late_end = self.lateness.last_late_end(row.after)
+        last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
         # Kafka Streams judges each of the overlapping windows: a record can
         # be late for the earlier windows only.
         for window in windows:
             if window[1] > last_late_end:
+                if window[1] <= last_forgotten_end and state.pop(window[0], None) is not None:
+                    out.count("restarted")
                 self._add_to_window(state, window[0], window, row, out)
             else:
                 late += 1
@@ -427,6 +431,16 @@ class WindowedAggregate(WindowAggregation):
             out.count("late", late)
             if late == len(windows):
                 out.send_late()
+
+    def _last_forgotten_end(self, row: Row) -> int:
+        """The latest end of a window that begins again with the row, because another cogrouped stream is far ahead."""
+        latest = row.latest_of_sides[0]
+        if latest < 0:
+            return latest
+        # In Kafka Streams, the store keeps windows for their size and grace, and its time is the start of its latest
+        # window, whichever stream that window comes from.
+        latest_start, _ = self.window.bounds_of(latest)[-1]
+        return self.lateness.last_closed_end(latest_start)
 
     def expires_at(self, start: Any, time: Any) -> Any:
         return self.lateness.closes_at(self.window.end_of(start))

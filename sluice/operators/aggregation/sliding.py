@@ -40,6 +40,7 @@ class SlidingAggregate(WindowAggregation):
             out.count("late")
             out.send_late()
             return
+        self._forget_windows(state, row, out)
         # Windows that contain the record, or a record that shares a
         # window with it; the latest first.
         near = [start for start in state if time - 2 * size <= start <= time + 1]
@@ -53,6 +54,22 @@ class SlidingAggregate(WindowAggregation):
         if not is_counted:
             out.count("late")
             out.send_late()
+
+    def _forget_windows(self, state: Windows, row: Row, out: Output) -> None:
+        """Forget the windows that begin again, because another cogrouped stream is far ahead of the row's stream."""
+        latest, size = row.latest_of_sides[0], self.window.size_ms
+        if latest < 0:
+            return
+        # In Kafka Streams, the store keeps windows for twice their size and grace, and its time is the start of its
+        # latest window. That window begins between the latest record and one size before it, depending on the records
+        # of all keys; here, it counts as beginning one size before, which forgets the fewest windows.
+        last_end = self.lateness.last_closed_end(latest - 2 * size)
+        forgotten = [start for start in state if start + size <= last_end]
+        for start in forgotten:
+            # A window that does not contain the row does not begin again.
+            if start <= row.time <= start + size:
+                out.count("restarted")
+            del state[start]
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate for a new window right after `time`; None if it would be empty or already exists."""
