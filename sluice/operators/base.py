@@ -85,7 +85,10 @@ class Output(Protocol):
 
     @property
     def cause(self) -> int:
-        """A number that identifies the record or timer that caused the current row. It is the same in every batch."""
+        """A number that identifies the record or timer that caused the current row.
+
+        The number does not depend on the batch in which the record is read or the timer fires.
+        """
 
     def emit(
         self,
@@ -100,8 +103,9 @@ class Output(Protocol):
     ) -> None:
         """Send a result. For a table, send the old value (`old=True`) before the new value or the tombstone.
 
-        Only an author's processor has outputs (`to`) other than the default. `rank` orders the results that an advance
-        of stream time releases for all keys; the default is the time at which the result was due.
+        Only an author's processor has outputs (`to`) other than the default. If stream time
+        advances and results of several keys become due, they are sent in the order of `rank`; its
+        default is the time at which the result was due.
         """
 
     def count(self, reason: str, number: int = 1) -> None:

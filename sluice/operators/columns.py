@@ -115,7 +115,8 @@ def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Result
     """Insert its old value before each result that has an old value: `has_old` is the mask of these results."""
     count = len(new.rows)
     replacing = np.flatnonzero(has_old)
-    # Below, the old values are behind all new values. This order puts each old value before its new value.
+    # Below, the old values follow all new values. This order puts each old value before its new
+    # value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
     values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(pa.array(order))
     result_numbers = np.concatenate((np.arange(count), replacing))[order]

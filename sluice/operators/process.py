@@ -28,13 +28,15 @@ from sluice.values.headers import Headers
 class Process:
     """Calls an author's processor with records and timers. `make` creates the processor.
 
-    `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record. `is_keyed_by`: a row's
-    key is the key of the stores, and the record's own key is in `foreign`. `tables`: the types of the values of the
-    tables that the processor reads. Their rows have the sides from READ on, and do not come to `process`.
+    `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record.
+    `is_keyed_by`: a row's key is the key of the stores, and the record's own key is in `foreign`.
+    `tables`: the types of the values of the tables that the processor reads. The rows of these
+    tables have the sides from READ on; `process` does not get them.
 
-    An event timer fires after the record, of any key, that advances stream time to the timer's time, and therefore
-    before the next record of the timer's own key. A processor that sets timers has a method `on_timer(timer)`. If the
-    author's code fails for a record or a timer, that record or timer is rejected; the timer counts as fired.
+    An event timer fires right after the record that advances stream time to the timer's time. This
+    record may have any key, so the timer fires before the next record of its own key. A processor
+    that sets timers has a method `on_timer(timer)`. If the author's code fails for a record or a
+    timer, that record or timer is rejected; the timer counts as fired.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class Process:
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
         self.fires_with_rows = True
-        """Whether `process` fires event timers; if not, only `release` does, after a whole record."""
+        """Whether `process` fires event timers. If not, only `release` fires them, after all rows
+        of a record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
@@ -151,9 +154,10 @@ class Process:
         self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
         before_timer: Callable[[Timer, int], None] = lambda _, __: None,
     ) -> None:  # fmt: skip
-        """Fire each wall-clock timer that is due at `now` once. The engine calls this in every batch.
+        """Fire, once, each wall-clock timer that is due at `now`. Called in every batch.
 
-        Before each timer fires, calls `before_timer` with the timer and its cause.
+        Before each timer fires, calls `before_timer` with the timer and the number of the record or
+        timer that set it.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             # A timer that has just fired may have set or cancelled this timer.
@@ -183,7 +187,10 @@ class Process:
         out: Output,
         reached: int | None = None,
     ) -> None:
-        """Fire the event timers that are due at `until`; `reached` is the stream time, by default `until`."""
+        """Fire the event timers that are due at `until`.
+
+        `reached` is the stream time, which may be later than `until`; its default is `until`.
+        """
         now = until if reached is None else reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)

@@ -220,7 +220,8 @@ class Store(Generic[V]):
 
 
 ReadRow = Callable[[int, str], str | None]
-"""Reads a table's row: takes the table's number and a key, returns JSON text, or None if there is no such row."""
+"""Takes a table's number and a key. Returns the row's value as JSON text, or None if there is no
+row."""
 
 
 class ReadOnlyTable(Generic[V]):
@@ -360,10 +361,12 @@ class ContextBase:
         self._set_timer(name, clock, Schedule(at, every, cause))
 
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
-        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every` ms, as punctuators do.
+        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every`.
 
-        If the clock jumps over several multiples, the timer fires once; `timer.now` is the time that the clock has
-        reached. The record that moves the clock comes before the timer. Does nothing if the timer is set already.
+        `every` is in ms. The timers fire like the punctuators of Kafka Streams. If the clock jumps
+        over several multiples, the timer fires once; `timer.now` is the time that the clock has
+        reached. The record that advances stream time is processed before the timer fires. Does
+        nothing if the timer is set already.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)

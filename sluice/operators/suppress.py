@@ -1,8 +1,9 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-The operator's rows are the results of the previous operator, with the same keys. After any operator but a join, the
-rows carry the stream times before and after their source row. If there are several partitions, these are the stream
-times that all partitions have reached, because no partition may update a window after its result has been sent.
+The operator's rows are the results of the previous operator, with the same keys. Unless the
+previous operator is a join, each row has the stream times before and after the row that caused it.
+If there are several partitions, these are the stream times that all partitions have reached,
+because no partition may update a window after its result has been sent.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Waiting(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     old: str | None = None
-    """The value before the latest update, for a next operator that subtracts. Like Kafka Streams, Sluice retracts this
-    value, not the last value sent."""
+    """The value before the latest update. It is sent as the old value if the next operator
+    subtracts old values. Like Kafka Streams, Sluice retracts this value, not the last value
+    sent."""
     headers: str | None = None
     """The headers of the record that caused the latest update, if the result has these headers."""
 
@@ -95,15 +97,22 @@ class BufferLimit:
 class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
-    Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`, and no tombstones.
-    The result has the headers of the window's last update; with `window_final`, of the record that closes the window.
-    Until a time limit: sends the latest value once stream time is `wait_ms` after the first update held back.
-    `wait_ms`: the time limit, or how long a window stays open after its end: its grace, for sessions grace + gap.
-    `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not an update.
+    Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`,
+    and no tombstones. The result has the headers of the window's last update, or with
+    `window_final`, of the record that closes the window.
 
-    If the buffer is full, `emit_early` sends the oldest updates of all keys. An update of a key other than the current
-    row's is sent with that key's next row, or when the engine closes the keys in `sent_early`. With `shut_down`, the
-    engine calls `check` after it has sent all updates that are due, so that these no longer count.
+    Until a time limit: sends the latest value once stream time is `wait_ms` after the first update
+    held back.
+
+    `wait_ms`: the time limit, or how long a window stays open after its end: the grace, or for
+    sessions grace + gap.
+    `filtered`: the table is filtered, so the deletion of a row that the filter never passed is not
+    an update.
+
+    If the buffer is full, `emit_early` sends the oldest updates of all keys. If such an update does
+    not belong to the current row's key, it is sent with the next row of its key, or when the engine
+    closes the keys in `sent_early`. With `shut_down`, the engine calls `check` after it has sent
+    all updates that are due, so that `check` does not count them.
     """
 
     state_type: Any = WaitingUpdates

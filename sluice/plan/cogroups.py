@@ -20,7 +20,7 @@ EACH_RECORD = "TRUE"
 
 @dataclass(frozen=True)
 class Slot:
-    """An accumulator. All streams that have its column add to it, each with an argument of its own."""
+    """An accumulator of a column. All streams with this column add to it, each its own argument."""
 
     column: str
     function: AggregateFunction

@@ -285,5 +285,5 @@ class Plan:
 
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
-"""A function that plans a part of a pipeline: the stores and steps with the given names and all that is upstream of
-them, or the pipeline without them."""
+"""A function that plans a part of a pipeline, given the names of stores and steps. The part
+consists of them and of all steps upstream of them, or of the rest of the pipeline."""

@@ -84,7 +84,10 @@ class JobColumns:
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
-        """The depth below all layers so far, for a step that turns a row into several, which needs its own layer."""
+        """The depth of a new layer after all layers so far.
+
+        A step that turns a row into several rows needs one.
+        """
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
@@ -201,7 +204,7 @@ class JobColumns:
     # -- Conditions
 
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
-        """The condition under which a step computes its expressions over the node `before`.
+        """The condition under which a step computes its expressions over the fields of `before`.
 
         Kafka Streams also calls a stream's functions with null values, but a table's functions only with existing rows.
         """

@@ -80,7 +80,8 @@ class Suppress:
     filtered: bool = False
     """Whether the input is a filtered table. A deletion without an old value is then no update."""
     early_ms: int | None = None
-    """The time from a window's first change that was not sent to the early result; None without early results."""
+    """How long after a window's first unsent change its early result is sent; None without early
+    results."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ class TableJoin:
     gets_old_values: tuple[bool, bool] = (False, False)
     """Whether the left and the right side include the old values of their tables' changes."""
     history_ms: int | None = None
-    """How far back the table's versions reach, in which a stream's records are looked up; None without versions."""
+    """How far back the table's versions reach. None if a stream's records do not look up
+    versions."""
     grace_ms: int | None = None
-    """How long a stream's record waits for versions of its time."""
+    """How long a stream's record waits for the table's version as of the record's time."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def _chain_from_group(
     sink: nodes.Sink,
     combinable: Collection[nodes.Aggregate],
 ) -> Sequence[nodes.Node] | None:
-    """The nodes from a combinable aggregate to the sink; None if the sink does not follow one."""
+    """The nodes from a combinable aggregate to the sink; None if no such aggregate is upstream."""
     chain: list[nodes.Node] = [sink.parent]
     while nodes.parents(chain[0]) and chain[0] not in combinable:
         chain.insert(0, nodes.parents(chain[0])[0])

@@ -1,4 +1,4 @@
-"""The scope after each node of a topology: adds the columns that the node computes to the job."""
+"""Makes the scope after each node of a topology, and adds the node's columns to the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a batch, which its tasks need: its number, its clock and the stream times.
+"""The data that a batch's tasks need from its start: its number, its clock and the stream times.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
 query. The hosts therefore need not share a file.
@@ -91,7 +91,7 @@ def worker_context(worker: int) -> Iterator[None]:
 
 
 def this_worker() -> int:
-    """The worker of this task of a stage, which a task without rows cannot read from its rows."""
+    """The worker whose part of a stage this task runs. The task may have no rows that name it."""
     worker = _WORKER.get(None)
     if worker is not None:
         return worker

@@ -2,7 +2,8 @@
 
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The task that reads it
   makes its dead letter (`dead_letter_records`), which a side output takes to the driver.
-- A row or a timer on which a step behind an operator fails, and the change of a store on which a step after the store
+- A row or a timer on which a step after an operator fails, and the change of a store on which a
+  step after the store
   fails, are rejected rows (`rejections.Rejected`). The driver makes their dead letters (`dead_letters_of_steps`).
 - An output record that cannot be encoded, that does not fit its table, or that its topic does not accept, goes to
   `RejectedOutput`.
@@ -131,7 +132,7 @@ def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: Head
     Only the first `MOST_READ` dead letters get the rejected record's headers, because each record is read again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
-    # A step behind an operator gets rows without the headers of their record.
+    # A step after an operator gets rows without the headers of their record.
     headers_of_records = headers_at(places[:MOST_READ]) if places else {}
     rows = []
     for dead_letter in dead_letters:

@@ -29,7 +29,7 @@ Texts: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
-    """The headers of records, unless the job needs none."""
+    """Each record's headers; None if the job needs no headers."""
     return batch.column(RAW) if RAW in batch.schema.names else None
 
 

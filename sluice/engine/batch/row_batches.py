@@ -33,7 +33,8 @@ class RowBatchWriter:
 
     workers: int
     side_outputs: SideOutputs
-    """The side outputs of the task, sent after its rows. The label of a side output determines the worker."""
+    """The side outputs of the task, sent after its rows. A side output's label determines the
+    worker that gets it."""
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()

@@ -46,7 +46,8 @@ and offset) and `path` (the steps from the record to the row; see `values.row_or
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
 SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW.items()])
 STREAM_TIME = -1
-"""The `side` of a row whose `advances` report where a task's rows advance the stream time of operator `target`."""
+"""The `side` of a row that is a report. Its column `advances` has the positions of a task's rows
+that advance the stream time of the operator `target`."""
 
 REJECTED = 2**31 - 2
 """The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages pass it on."""
@@ -124,7 +125,7 @@ def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers
 
 
 def has_origin(sequence: int | None) -> bool:
-    """Whether a row with this sequence comes from a record or was released together with a record's rows."""
+    """Whether a record or an advance of stream time has caused a row with this sequence."""
     return sequence is not None and BEGIN[0] < sequence < END[0]
 
 

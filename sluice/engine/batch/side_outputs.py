@@ -1,8 +1,9 @@
 """Side outputs of tasks: counts, stream times, records and changed rows that the driver needs besides the state rows.
 
-They travel with the rows, through Spark's own data path: the tasks of a chain collect them, the chain's last task packs
-them behind its rows, and the tasks behind the shuffles pass them on to the writers of the shards, whose results the
-driver reads. A task that is repeated, or runs twice, therefore counts once, and hosts share no files.
+Side outputs travel with the rows, through Spark's own data path. The tasks of a chain collect them,
+and the chain's last task sends them after its rows. The tasks after the shuffles pass them on to
+the writers of the shards, and the driver reads the writers' results. A task that is repeated, or
+runs twice, therefore counts once, and hosts share no files.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def wall_name(operator: str, worker: int) -> str:
 
 
 def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
-    """The times for another number of workers, to which the keys with timers are spread anew.
+    """The times for another number of workers, among which the keys with timers are divided anew.
 
     Every worker looks for timers when the operator's earliest timer is due.
     """

@@ -10,9 +10,10 @@ from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import TimeWindow, Window
 
 AllBounds = tuple[Times, Times, npt.NDArray[np.bool_]]
-"""The starts and ends of windows that may contain each time, and whether they do.
+"""The starts and ends of windows that may contain each time, and whether they contain it.
 
-These are matrices with a row for each time and a column for each window, the earliest first.
+Each of the three is a matrix with a row for each time and a column for each window, the earliest
+window first.
 """
 
 

@@ -93,8 +93,8 @@ class Windowing:
 
         Adds counts, stream times and late records to `results`, and marks in `outcome` how each record ended.
         """
-        # Kept from batch to batch, because the closed time would go back if a
-        # partition became busy again.
+        # The closed time is kept from batch to batch. If it were computed anew, it would go back
+        # when an idle partition gets records again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:

@@ -103,8 +103,8 @@ class ChangeSteps:
             plain = {column.name: column.sql for column in layer if isinstance(column, Column)}
             if fallible:
                 frame = with_columns(frame, (), fallible)
-            # A step replaces the column with the value, so the frame
-            # never has two columns of this name.
+            # A step's new column replaces the old column of the same name, so that the frame never
+            # has two columns with the value.
             others = [name for name in frame.columns if name not in plain]
             replaced = [f"{sql} AS {name}" for name, sql in plain.items()]
             frame = frame.selectExpr(*others, *replaced)
@@ -189,7 +189,10 @@ class ChangeSteps:
 
 
 def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
-    """The layers of a step that can fail: it is computed only for changes that no earlier step has rejected."""
+    """The layers of a step that can fail.
+
+    It is not computed for changes that are rejected already.
+    """
     passed = f"{REJECTED_CHANGE} IS NULL"
     expression = FallibleExpression(name, step.step, passed, (step.sql,), None, step.causes)
     rejected = rejection_sql(step.step, expression.error, value_json(_VALUE))

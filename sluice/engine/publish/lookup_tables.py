@@ -61,7 +61,7 @@ class LookupTables:
 
 
 def right_column(step: int) -> str:
-    """The column with the values that the lookup of a sink's step has found."""
+    """The name of the column with the values that a lookup has found; `step` is its number."""
     return f"right_{step}"
 
 

@@ -70,7 +70,7 @@ class BatchOutput:
     changes: SinkRecords
     """The records for the changes of stores."""
     dead_letters: Sequence[StepDeadLetter]
-    """The dead letters of steps behind operators and stores."""
+    """The dead letters of steps after operators and stores."""
 
 
 @dataclass(frozen=True)

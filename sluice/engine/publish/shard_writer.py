@@ -59,24 +59,27 @@ class RowsOnSpark:
 class ShardWriter:
     """Writes one worker's changed state rows.
 
-    Yields the batch's side outputs that have come to this worker, and its own: the number of state rows written, and
-    the rows that the driver turns into output records. `wanted`, `tables` and `events` are group ids.
+    Yields side outputs: the side outputs that earlier tasks have sent to this worker, the number of
+    state rows written, and the rows that the driver turns into output records. `wanted`, `tables`
+    and `events` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
     wanted: frozenset[int]
-    """The groups, and the global tables that their outputs look up, whose changes the driver needs."""
+    """The groups whose changes the driver needs: groups with outputs, and global tables that these
+    outputs look up."""
     tables: frozenset[int]
     """Global tables. Every worker has them, so only the first worker returns their changes."""
     events: frozenset[int]
-    """Groups of output records and rejected rows, which are returned but not written to the shard."""
+    """The ids of rows that are returned to the driver but not written to the shard: output records
+    of operators, and rejected rows."""
     stores: frozenset[int]
     """The operators with stores."""
     epoch: int
     """Epoch of the lease that covers the writes."""
     side_outputs: SideOutputs
     totals: Totals
-    """How to add a batch's rows of groups to the shard's rows."""
+    """Adds a batch's rows of groups to the shard's rows."""
     token: str = field(default="", repr=False)
     """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 

@@ -13,7 +13,7 @@ from sluice.engine.stages.job_stages import Stages
 
 @dataclass(frozen=True)
 class StateTypes:
-    """The types of a job's stores and of their inputs."""
+    """The types of the values in a job's stores, and the types of the inputs of these stores."""
 
     stores: Mapping[str, str]
     """Store → the type of its values."""
@@ -26,7 +26,10 @@ class StateTypes:
 
     @classmethod
     def of(cls, stages: Stages, totals: Totals, inputs: Mapping[str, str]) -> Self:
-        """The types of a job. `inputs` are the types of the columns that its groups read."""
+        """The types of a job's stores and inputs.
+
+        `inputs` gives the types of the columns that the job's groups read.
+        """
         job = stages.job
         stores = value_types(job, inputs) | stages.store_types()
         return cls(

@@ -72,7 +72,8 @@ class ArrowQuery:
         workers = job.pipeline.workers
         tasks = []
         for number in range(1, job.stage_count + 1):
-            # The targets come after the call of `task`, which records the types of results on which they depend.
+            # `task` is called first: it records the types of the results, on which the targets
+            # depend.
             stage = stages.task(number)
             targets = ShuffleTargets.of(stages, number)
             last = stages.last_tasks(number)

@@ -44,7 +44,7 @@ class Patience:
     silence_s: float = 20.0
     """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
     orphan_s: float = 300.0
-    """How long a retry of a run waits for a driver that the previous try has left behind."""
+    """How long a retry of a run waits for the previous try's driver if that is still running."""
     waits: bool = False
     """Whether to wait for the end of another run, for as long as it takes."""
 

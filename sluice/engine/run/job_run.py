@@ -68,7 +68,8 @@ class JobRun:
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because their output was written before."""
     plan_without: PlanOf | None = None
-    """Plans the pipeline without some stores and steps, which `ChangedStores` computes while runs go on."""
+    """Plans the pipeline without some stores and steps: `ChangedStores` computes these while runs
+    go on."""
 
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.

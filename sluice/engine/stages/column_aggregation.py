@@ -91,7 +91,7 @@ class Records:
         )
 
     def continued(self, windows: WindowRanges) -> Numbers:
-        """For each held window, the index of the records' window that continues it; -1 if no window does."""
+        """The index of the records' window to merge with each held window; -1 if there is none."""
         if not len(self.held.keys):
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
@@ -256,7 +256,7 @@ class ColumnAggregation:
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
-        """The first and the last place at which a record is a neighbour of each held window."""
+        """The span of each held window on the line. A record near this span is its neighbour."""
         starts = line.places(held.keys, held.starts)
         match self.window:
             case SessionWindow():
@@ -284,7 +284,7 @@ class ColumnAggregation:
         results: WindowResults,
         output: StageOutput,
     ) -> Mask:
-        """Merge the windows with the held windows that they continue, and return a mask of the merged windows."""
+        """Merge windows of new records with held windows. Returns a mask of the merged windows."""
         is_merged = np.zeros(len(windows), np.bool_)
         continued = records.continued(windows)
         held = np.flatnonzero(continued >= 0)
@@ -332,7 +332,7 @@ class ColumnAggregation:
 
     @property
     def _at_end(self) -> dict[str, Any]:
-        """The position of results at the end of the batch, which come from no record."""
+        """The position of results that come from no record and are sent at the end of the batch."""
         return dict(zip(SORT_KEY, (LAST, self.run.spec.number, b""), strict=True))
 
     def _hold(self, results: WindowResults, aggregates: Aggregates, chosen: Mask) -> None:

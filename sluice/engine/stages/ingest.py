@@ -233,7 +233,10 @@ class Ingest:
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> None:
-        """Add the advances of records that do not reach the operator. An advance comes after all rows of its record."""
+        """Add reports for records that advance stream time but have no row for the operator.
+
+        Stream time advances after all rows of such a record.
+        """
         count = int(others.sum())
         if count:
             columns = {name: pa.array(numbers[others]) for name, numbers in positions.items()}

@@ -145,7 +145,10 @@ class Stages:
         return stage
 
     def results(self, number: int) -> tuple[tuple[PlannedOperator, str], ...]:
-        """The operators of a stage whose results later expressions read, each with the column of the results."""
+        """The operators of a stage with the columns of their results.
+
+        Omits results that no later expression reads.
+        """
         results: list[tuple[PlannedOperator, str]] = []
         for operator in self.operators(number):
             results += [(operator, column) for column in sorted(operator.columns_read)]

@@ -146,10 +146,11 @@ class OperatorRun:
         self._finished: set[str] = set()
         """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
-        """The keys processed since the last release, whose due time may have changed."""
+        """The keys processed since the last call of `release`. Their due times may have changed."""
         # Kafka Streams searches for the unmatched records of all keys of a task, by the task's
         # stream time. With several partitions, the keys of a worker have no common stream time:
-        # each key is released when it is due.
+        # each
+        # key's unmatched records are sent when they are due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
@@ -191,7 +192,8 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._stored.due(self.spec.number, self.timeline.closed_after)
-            # No timer can become due in this batch. Without releases, no row takes time for a search among timers.
+            # No timer can become due in this batch, so it would be a waste of time to look for due
+            # timers at each row.
             if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
                 return None
             self.load(due)
@@ -258,10 +260,11 @@ class OperatorRun:
                 self._entries_before[key] = self.operator.entries_as_json(state)
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
-        """Process all rows of the batch key by key, for an operator without releases. Yields the results.
+        """Process all rows of the batch key by key. Yields the results.
 
-        Without releases, no result of a key depends on the rows of other keys. So a key's states and results are
-        forgotten, to free their memory, when its rows have been processed.
+        Only for an operator whose results never wait for stream time (`releases` is None). The
+        results of a key then do not depend on other keys' rows. So when a key's rows have been
+        processed, its states and results are forgotten, to free their memory.
         """
         for keyed, part in rows.by_key():
             if keyed is None:
@@ -337,7 +340,8 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # Due results, of any key, are released after the row, so the row itself releases nothing.
+        # `release` sends the due results of all keys after the row. With these times, the
+        # processing of the row sends none of them.
         if self._is_suppress:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None

@@ -1,4 +1,8 @@
-"""Decides when an operator sends results that wait for stream time: of closed windows, timers and unmatched records."""
+"""Decides when an operator sends results that wait for stream time.
+
+Such results are the final results of windows, the results of timers, and unmatched records. Sending
+them when stream time reaches the time at which they are due is called a *release*.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,14 @@ class DueKey(NamedTuple):
 
 
 class Releases:
-    """The keys whose results an operator sends when stream time reaches a certain time, ordered by this time.
+    """The keys whose results wait for stream time, ordered by the time at which they are due.
 
-    If `before_row` is true, results are sent before the row that advances stream time is processed, else afterwards;
-    with `after_record`, after all rows from the same record that were re-keyed as often.
+    When stream time advances, the results that are due are sent
+
+    - before the row that advances it is processed, if `before_row` is true;
+    - after all rows of the same record that were re-keyed as often as this row, if `after_record`
+      is true;
+    - after this row otherwise.
     """
 
     def __init__(
@@ -97,15 +105,15 @@ class UnmatchedSearches(Releases):
         self._current: tuple[Position, int] | None = None
         """Position and stream time of the current search."""
         self._next_advance = 0
-        """The number of the first advance that has not been processed."""
+        """The number of the first advance of stream time that has not been processed."""
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
         while True:
             head = self._head()
             if self._current is not None and head is not None and head[0] <= self._current[1]:
                 return self._pop(self._current[0])
-            # The current search has released its last key. Go on to the
-            # next search before the position.
+            # The current search has found its last key. Go on to the next search before the
+            # position.
             self._current = None
             search = self._next_search()
             if search is None:
@@ -119,7 +127,7 @@ class UnmatchedSearches(Releases):
             self._current = search_position, stream_time
 
     def _next_search(self) -> tuple[int, int] | None:
-        """The next advance at which the join looks for unmatched records, with its stream time."""
+        """The next advance of stream time at which the join looks for unmatched records."""
         searches: list[tuple[int, int]] = []
         for side, (advances, times) in enumerate(self.timeline.searches):
             late_enough = np.searchsorted(times, self._join.looks_after(side), "right")

@@ -26,7 +26,7 @@ from sluice.values.sql_types import canonical
 
 @dataclass(frozen=True)
 class StageResult:
-    """The results of an operator as a column, which the steps behind the operator read."""
+    """The results of an operator as a column, for the steps after the operator."""
 
     operator: int
     column: str
@@ -104,7 +104,8 @@ class ShuffleTargets:
 
     results: tuple[StageResult, ...]
     steps: ArrowSteps
-    """The steps behind the stage's operators, and the columns of the targets."""
+    """Computes the steps after the stage's operators, and the columns that the targets' rows
+    need."""
     targets: tuple[ShuffleTarget, ...]
 
     @classmethod

@@ -148,7 +148,8 @@ def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
     rows_for_targets = f"filter(array({', '.join(rows)}), row -> row IS NOT NULL)"
     unchanged = [name for name in ROW if name not in (*_CHANGED, "output")]
     exploded = frame.selectExpr(*unchanged, f"inline({rows_for_targets})")
-    # Only the steps behind the stage need the name of a processor's output. It is null in the rows for the targets.
+    # Only the steps after the stage need the name of a processor's output. It is null in the rows
+    # for the targets.
     columns = {name: name for name in ROW} | {"output": "CAST(NULL AS STRING) AS output"}
     return exploded.selectExpr(*columns.values())
 

@@ -81,7 +81,7 @@ class StageOperator:
 
 
 class Released(NamedTuple):
-    """Results of a key that an operator sends because stream time has advanced, or the wall clock."""
+    """The cause of results that are sent because stream time or the wall clock has advanced."""
 
     due: int
     """The time at which the results were due."""
@@ -91,7 +91,8 @@ class Released(NamedTuple):
     timer: str = ""
     """The name of the wall-clock timer that sends the results; empty if stream time sends them."""
     cause: int = 0
-    """The record or timer that set this timer. It tells apart timers that have the same name and the same time."""
+    """The number of the record or timer that set this timer. It tells apart timers that have the
+    same name and the same time."""
 
 
 class Listener(Protocol):
@@ -120,7 +121,8 @@ class StageOutput:
     headers: str | None = None
     """The headers of the next results, as JSON."""
     released: Released | None = None
-    """The release at the position; None while a row is processed."""
+    """The cause of the current results if they are sent because time has advanced; None while a row
+    is processed."""
     _results: int = 0
     """Number of results of the current row."""
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
@@ -150,7 +152,7 @@ class StageOutput:
         stream_time: int,
         released: Released | None = None,
     ) -> None:
-        """Start the results of the next row or release."""
+        """Start the results of the next row, or with `released`, of a key whose results are due."""
         self.position = position
         self.stream_time = stream_time
         self.released = released
@@ -250,15 +252,18 @@ class StageOutput:
         self._results += 1
 
     def _release_path(self, released: Released, rank: int | None) -> bytes:
-        """The path of a release. `rank` replaces the time at which its results were due."""
+        """The path of results that are sent because time has advanced.
+
+        `rank` replaces the time at which the results were due.
+        """
         assert self.operator is not None
         sequence, _, row_path = self.position
         due = released.due if rank is None else rank
         path = row_order.release_path(row_path, due, released.key, before=released.before_row)
         if has_origin(sequence):
             return path
-        # No record causes a result at the end of a batch. The operator, the
-        # timer and its cause identify it.
+        # No record causes a result at the end of a batch. Such a result is identified by the
+        # operator, the timer, and the number of the record or timer that set the timer.
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
@@ -410,7 +415,7 @@ class StageOutput:
 _MANY_ROWS = 50_000
 _NO_BOUNDS = NO_WINDOW, NO_WINDOW
 _NUMBER = "number"
-"""The name of the column with the number of a result among the results of its row or release."""
+"""The name of the column with the number of a result among the results of the same cause."""
 _COLUMNS = (
     "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
     _NUMBER,

@@ -203,7 +203,10 @@ class StageRun:
             run.load(keys)
 
     def _process_in_order(self, runs: Sequence[OperatorRun], rows: OperatorRows) -> Iterator[pa.RecordBatch]:
-        """Pass rows, sorted by position, to the first operator. Due results are released before and after each row."""
+        """Pass rows, sorted by position, to the first operator.
+
+        Send due results before and after each row.
+        """
         output, operator = self.output, runs[0]
         releasing = [run for run in runs if run.releases is not None]
         replaced = operator.replaced_rows(rows)

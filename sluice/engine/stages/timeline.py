@@ -1,4 +1,8 @@
-"""An operator's stream time at every position of a batch."""
+"""An operator's stream time at every position of a batch.
+
+An *advance* is a row that may advance the operator's stream time, as the tasks that made the rows
+have reported it (see `advances.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,13 +35,13 @@ _Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Clock:
-    """A stream time of a partition: before the batch, and after each of the operator's advances."""
+    """A stream time of a partition: before the batch, and after each row that may advance it."""
 
     before: int
     after_each: Times
 
     def after(self, counts: _Indices) -> Times:
-        """The stream time after these numbers of advances."""
+        """The stream time after these numbers of advancing rows."""
         return np.concatenate(([self.before], self.after_each))[counts]
 
     @property
@@ -178,7 +182,8 @@ class Timeline:
         for number, clocks in self._partitions.items():
             if not self._has_advances(number):
                 continue
-            # Co-partitioned topics share the time, so it is stored once, under the first of them.
+            # Co-partitioned topics share the time, so it is stored once, under the first topic with
+            # this partition.
             topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
             for name in names:
                 clock: _Clock = getattr(clocks, name)
@@ -235,7 +240,7 @@ class Timeline:
         return int(self._closed[count - 1]) if count else self.closed_before
 
     def closings(self, due: Times) -> pa.Table:
-        """For each of these times, the advance with which the closed time reaches it, after the batch's begin.
+        """For each of these times, the row of this batch with which the closed time reaches it.
 
         The table has the columns of `ADVANCES`.
         """

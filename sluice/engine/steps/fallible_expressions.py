@@ -26,8 +26,9 @@ _SHARING = "spark.sql.subexpressionElimination.enabled"
 def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     """Allow or forbid that the session's next query computes common subexpressions only once.
 
-    Forbid it for a query with fallible expressions: Spark would compute a subexpression that two of them share outside
-    of both, where a failure ends the query.
+    Forbid it for a query with fallible expressions: if two of them share a subexpression, Spark
+    would compute it
+    outside of both, where a failure ends the query.
     """
     # `getConf` would copy all settings, each with calls of the JVM.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))

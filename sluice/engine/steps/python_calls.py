@@ -53,8 +53,8 @@ class Call:
         # called for a record that does not reach the step.
         if not passed:
             return None
-        # They are loaded outside of the `try`, because an error in loading the
-        # function or the decoder must not reject the record.
+        # The function and the decoder are loaded outside of the `try`, because an error while
+        # loading them must not reject the record.
         function, decode = self.planned.function.value, self._decode
         try:
             return self._result(function, key, None if value is None else decode(value))

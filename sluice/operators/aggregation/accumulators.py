@@ -494,7 +494,10 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The percentile of distinct, sorted values. `ends`: for each of them, how many values are at most as large."""
+    """The percentile of distinct, sorted values.
+
+    `ends`: for each distinct value, the number of all values that are at most as large.
+    """
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])
     above = float(values[bisect_right(ends, math.ceil(position))])
@@ -505,7 +508,10 @@ def _percentile(values: list[Any], ends: list[int], part: float) -> float:
 
 
 class ByOrder(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y; if several records have it, the last x."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y.
+
+    If several records have this y, the result is the x of the last of these records.
+    """
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(tuple[ordering, argument | None] | None)

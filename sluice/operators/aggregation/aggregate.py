@@ -157,7 +157,7 @@ class Aggregation(BaseAggregation):
 
 @dataclass
 class _Added:
-    """What adding the values of many rows gives."""
+    """The aggregates, results and dropped rows after the values of many rows have been added."""
 
     windows: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """Number of a key → the time of its aggregate, and the aggregate."""
@@ -179,7 +179,8 @@ class _Added:
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream.
 
-    With a `history_ms`, the table is versioned: a result whose time is further back from stream time is dropped.
+    With a `history_ms`, the table is versioned: a result is dropped if its time is more than
+    `history_ms` before stream time.
     """
 
     def __init__(
@@ -205,7 +206,8 @@ class Aggregate(Timeless, Aggregation):
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
         """Process all rows, if an author's function makes aggregates that cannot be modified in place.
 
-        If the function fails, nothing has changed, and the rows are processed one by one to reject the one that fails.
+        If the function fails, no state has changed. The rows are then processed one by one, and
+        only the row that fails is rejected.
         """
         if not isinstance(self.calculation, Custom) or self.retracts or self.history_ms is not None:
             return None
@@ -214,7 +216,7 @@ class Aggregate(Timeless, Aggregation):
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # Only the row path knows the record for which the function fails, and names it.
+            # The caller then processes the rows one by one, and so finds the row that fails.
             return None
         if added is None:
             return None

@@ -125,7 +125,7 @@ _BITWISE = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operato
 
 
 def table_accumulator_of(function: Function) -> Accumulator:
-    """The function's accumulator over a table, which can subtract any value that was added."""
+    """The function's accumulator over a table. It can subtract any value that was added."""
     name, kind = function.name, _kind_of(function)
     match name:
         case "min" | "max":

@@ -44,7 +44,7 @@ class Calculation(Protocol):
         """
 
     def rejected(self, value: str | None) -> str | None:
-        """What the dead letter of a row has as the row's value."""
+        """Return the value that a row's dead letter contains."""
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with the value added. May modify its argument."""
@@ -72,10 +72,11 @@ class Calculation(Protocol):
 
 
 class Functions:
-    """SQL aggregate functions. A value is the JSON array of their arguments.
+    """SQL aggregate functions. A row's value is the JSON array of the functions' arguments.
 
-    The result is an array of the functions' results, or an object if `fields` names them, or the only result itself if
-    `scalar` is set.
+    The calculation's result is an array of the functions' results, or an object if `fields` names
+    the results. If `scalar` is set, there is one function, and the result is this function's
+    result.
     """
 
     def __init__(
@@ -314,7 +315,10 @@ class Custom:
             self._before[id(aggregate)] = encode_state(aggregate)
 
     def _checked(self, aggregate: Any) -> Any:
-        """Return the aggregate as the next batch decodes it. Raises an error if it cannot be of the declared type."""
+        """Return the aggregate as it would be decoded in the next batch.
+
+        Raises an error if the aggregate is not of the declared type.
+        """
         kind = type(aggregate)
         if kind is int:
             if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:

@@ -26,9 +26,10 @@ _EXACT = Context(prec=100)
 
 
 _LARGEST_HELD = 36
-"""The largest exponent of a Decimal sum of earlier batches: two such sums and all records have at most 38 digits."""
+"""A Decimal sum in the state must be less than 10 to this power. Even two such sums (if sessions
+merge) and the batch's records then have at most 38 digits together."""
 _PLAIN_EXPONENTS = range(-6, 1)
-"""Decimals with other exponents may be written with an exponent."""
+"""The exponents of Decimals that are always written without an exponent, such as 1.50, not 1E+3."""
 
 
 class NumbersTooLargeError(Exception):
@@ -165,7 +166,7 @@ class ColumnFunctions:
         return Aggregates(self.functions, tuple(of_functions))
 
     def merge(self, key: str, held: Any, aggregate: Any) -> Any:
-        """The combined aggregate of a held window and of the records that continue it.
+        """Combine a window's aggregate `held` in the state with the `aggregate` of its new records.
 
         Raises NumbersTooLargeError if a sum has so many digits that the order of additions could matter.
         """

@@ -1,7 +1,9 @@
-"""Aggregations over windows of a number of records of a key, in the order of the records and whatever their times.
+"""Aggregations over windows that contain a fixed number of a key's records.
 
-The result is a table by key: the result of the next window replaces the result of the last window. A result's time is
-the largest time of the window's records. Records without a key or a value are dropped and not counted.
+The order of the records decides which window they belong to; their times do not matter. The result
+is a table by key: the result of each window replaces the result of the window before it. A result's
+time is the largest time of the window's records. Records without a key or a value are dropped and
+not counted.
 """
 
 from __future__ import annotations

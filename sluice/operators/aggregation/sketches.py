@@ -90,7 +90,7 @@ def hash_of(value: Any) -> int:
 
 
 def _place(hashed: int) -> tuple[int, int]:
-    """The register of a hash, and the position of the first 1 in its other bits."""
+    """The number of a hash's register, and the position of the first 1 in the hash's other bits."""
     rest = hashed >> _BITS
     return hashed & (_REGISTERS - 1), _RANKS - rest.bit_length() + 1
 

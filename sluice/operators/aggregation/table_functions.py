@@ -57,7 +57,10 @@ class CountDistinctRows(Counted):
 
 
 class ByOrderOfRows(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y; if several rows have it, the last x."""
+    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y.
+
+    If several rows have this y, the result is the x of the last of these rows.
+    """
 
     def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
         super().__init__(list[tuple[ordering, argument | None]])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sluice.values.windows import SessionWindow, SlidingWindow, Window
 
 SpreadWindow: TypeAlias = Window | SlidingWindow | SessionWindow
-"""Windows that this module can find."""
+"""The kinds of windows that `spread_windows` can find."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -77,7 +77,8 @@ class WindowRanges:
     def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
         """Combine the values of each window's records."""
         # `reduceat` combines from each index up to the next: over a window, then over the records between two windows.
-        # It refuses an index behind the last value, so a value that belongs to no window is appended.
+        # It refuses an index after the last value, so a value that belongs to no window is
+        # appended.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
         combined: Numbers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined
@@ -100,9 +101,10 @@ def reach_of(window: SpreadWindow) -> int:
 
 
 def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: int) -> tuple[Numbers, Numbers]:
-    """The number of the neighbourhood of each record, and of each span of places from a begin to an end.
+    """The number of each record's neighbourhood, and the number of each span's neighbourhood.
 
-    Records and spans of different neighbourhoods are more than `reach` apart. The records' places are sorted.
+    A span reaches from a place in `begins` to the place in `ends` with the same index. Records and
+    spans of different neighbourhoods are more than `reach` apart. The records' places are sorted.
     """
     all_begins, all_ends = np.concatenate((places, begins)), np.concatenate((places, ends))
     order = np.argsort(all_begins, kind="stable")

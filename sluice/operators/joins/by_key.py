@@ -112,7 +112,7 @@ class TableJoin(Timeless):
         out.emit(row.key, new, time)
 
     def _retracted(self, pair: TablePair, row: Row) -> str | None:
-        """The result that a change replaces, by the old value that the changed table sent, not by the stored value."""
+        """The result that a change replaces, given the old value that the changed table sent."""
         assert row.key is not None
         replaced = self._replaced.pop((row.key, row.side), None)
         if row.side == RIGHT:
@@ -152,7 +152,10 @@ class TableJoin(Timeless):
         return results
 
     def _has_result(self, has_left: Mask, has_right: Mask) -> Mask:
-        """Mask of the rows with a result, by which sides have a value; see `_result`."""
+        """Mask of the rows with a result, given for each row whether each side has a value.
+
+        `_result` decides the same for one row.
+        """
         match self.how:
             case "inner":
                 return has_left & has_right
@@ -238,7 +241,10 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """The places of values: a row's index, or in place of -1 the place of the state's value, behind all rows."""
+        """The places of values: the row's index, but for -1 the place of the state's value.
+
+        The values of the states follow the values of all rows.
+        """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
     def _values(self, indices: Indices, chosen: Indices) -> pa.Array:

@@ -20,14 +20,17 @@ class Referred(msgspec.Struct, array_like=True):
 
 
 class ForeignKeyJoin(Timeless):
-    """Results have the left table's key.
+    """Joins rows of the left table with the right table's row that they refer to.
 
-    If a right row changes, the results have that row's time; if a left row changes, the result has the larger time of
-    both rows.
+    Results have the left table's key. If a right row changes, the results have that row's time. If
+    a left row changes, the result has the larger time of both rows.
 
-    A row's key is the foreign key. When a left row's foreign key changes, its old value goes to the state of the old
-    foreign key and its new value to the state of the new foreign key, in any order. Neither state has the other value,
-    so the engine marks such rows (`engine/stages/foreign_keys.py`). A row's side is MOVED for
+    The engine sends the rows to this join by foreign key: `Row.key` is the foreign key, and
+    `Row.foreign` is the left row's own key. If a left row's foreign key changes, its old value
+    therefore goes to the state of the old foreign key, and its new value to the state of the new
+    foreign key, in any order. Neither state has the other value, so the engine
+    (`engine/stages/foreign_keys.py`) gives some rows of the left table the side MOVED instead of
+    LEFT:
 
     - an old value, unless a new value that has a foreign key replaces it,
     - a new value whose old value had another foreign key, and

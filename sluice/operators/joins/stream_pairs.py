@@ -92,7 +92,7 @@ def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRow
 
 
 def unexpired_rows(lateness: JoinLateness, rows: KeyedRows) -> Indices:
-    """The rows that later records may still match, after all rows of their keys."""
+    """The rows whose records can still be matched after the last row of their key."""
     last = np.repeat(rows.last_of_keys(rows.has_value), np.diff(rows.starts))
     latest = np.where(rows.sides == LEFT, rows.stream_times["left"][last], rows.stream_times["right"][last])
     return np.flatnonzero(rows.has_value & (rows.times > lateness.last_expired(latest)))

@@ -94,12 +94,12 @@ class Watch(msgspec.Struct, array_like=True):
 class StreamJoin:
     """Matches records within a window. `lateness` says until when a record waits for matches.
 
-    A result's time is the larger of both times. On an outer side, a record without a match is sent with null for the
-    other side: after its window and grace; or immediately, if its window has already ended when it arrives, or if it
-    has no key.
+    A result's time is the larger of both times. On an outer side, a record without a match is sent
+    with null for the other side, after its window and grace. It is sent immediately if it has no
+    key, or if its window has already ended when it arrives.
 
-    After `watch`, the join looks for unmatched records at the same times as Kafka Streams; this needs one stream time
-    for all keys.
+    If `watch` has been called, the join looks for unmatched records at the same times as Kafka
+    Streams. This needs one stream time for all keys.
     """
 
     state_type: Any = Sides
@@ -146,7 +146,8 @@ class StreamJoin:
         self._forget_expired(state, row.latest_of_sides)
 
     def process_columns(self, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
-        # An outer join needs to know which records have been matched by the earlier rows, so it has no column form.
+        # In an outer join, a result depends on which records the earlier rows have matched, so its
+        # rows are processed one by one.
         results = None if self._is_outer else join_columns(self.lateness, states, rows)
         if results is not None:
             self._keep_unexpired(states, rows)
