@@ -70,7 +70,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, by time, by the partition of their record, or by their own position."""
+    """Selects dead letters by reason, time, partition of the rejected record, or own position."""
 
     reason: str = ""
     since: datetime | None = None
@@ -168,7 +168,7 @@ class Marker(msgspec.Struct, frozen=True):
     offset: int
     """The offset of the re-driven record."""
     history: list[Failure] = []
-    """The failures of the record, oldest first; the dead letter is the last."""
+    """The failures of the record, oldest first; the last failure made this dead letter."""
 
 
 @dataclass

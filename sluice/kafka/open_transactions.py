@@ -1,4 +1,4 @@
-"""Open transactions of producers, which hold back the records after their first record from all pipelines."""
+"""Open transactions of producers, which keep pipelines from reading a partition's later records."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """The timestamp of the oldest first record of a transaction that holds back records; None if no transaction does.
+    """The oldest timestamp at which a transaction begins that holds back records.
 
-    Raises BrokersUnreachable.
+    None if no transaction holds back records. Raises BrokersUnreachable.
     """
     first_records: dict[tuple[str, int], int] = {}
     for topic, ends in lag.held_ends.items():

@@ -257,7 +257,10 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
-    """The records to write, as they were before they were rejected; the reason for each that cannot be written."""
+    """The records to write, as they were before they were rejected.
+
+    In place of a record that cannot be written, the reason why it cannot.
+    """
     consumer = Consumer(
         {
             "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",

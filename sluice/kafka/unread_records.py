@@ -110,8 +110,8 @@ class Lag:
         """The offset of the first record before `end` that the pipeline has not read; `end` if it has read all."""
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
-        # A position behind the end means that the topic was deleted and created again: all records are unread.
-        # Retention may have removed records that the pipeline has not read.
+        # A position after the end means that the topic was deleted and created again: all records
+        # are unread. Retention may have removed records that the pipeline has not read.
         return begin if position > end else max(position, begin)
 
 

@@ -119,8 +119,8 @@ def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     unwritten = sum(_counts_with("unwritten/", counts).values())
     if unwritten:
         reasons[UNWRITTEN] = unwritten
-    # Ordered steps count failures by step, not by reason. All records of the topic that are
-    # not counted by reason are therefore their dead letters.
+    # Operators count failures by step, not by reason. All records of the dead-letter topic that are
+    # not counted by reason are therefore dead letters of operators.
     rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
     if rest > 0:
         reasons["processing"] = reasons.get("processing", 0) + rest

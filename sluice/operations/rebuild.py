@@ -1,9 +1,9 @@
-"""Rebuilds a pipeline's state from its topics, in a new generation, while readers use the old one.
+"""Rebuilds a pipeline's state from its topics, in a new generation.
 
-The rebuild reads the topics up to the old generation's last snapshot, and writes no output, because
-it has been written already. Then the new generation is promoted, and the next run continues from
-it. A rebuild repairs a lost checkpoint and lost or damaged shards, and applies changes of the
-pipeline to its whole history.
+Meanwhile, readers use the old generation. The rebuild reads the topics up to the old generation's
+last snapshot. It writes no output, because the old generation has written it already. Then the new
+generation is promoted, and the next run continues from it. A rebuild repairs a lost checkpoint and
+lost or damaged shards, and applies changes of the pipeline to its whole history.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ log = structlog.get_logger()
 class Rebuild:
     """Rebuilds a pipeline's state.
 
-    With `from_topics`, it may read fewer records than before, if some were deleted. `run` promotes
-    the new generation at once, and runs wait for it. `replay` builds it beside the current
-    generation while runs go on. The new generation stays there until it is dropped, or until
-    `promote`, which first repeats the batches that were published meanwhile.
+    With `from_topics`, the rebuild may read fewer records than the old generation, because the
+    topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
+    `replay` builds it beside the current generation while runs go on. The new generation stays
+    there until it is dropped, or until `promote`, which first repeats the batches that were
+    published meanwhile.
 
     Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
     repair, if any; it is stored in a note together with the duration of the rebuild.
@@ -142,7 +143,7 @@ class Rebuild:
         return new, history.published
 
     def build(self, ref: GenerationRef, steps: Sequence[ReplayStep]) -> None:
-        """Run batches of a generation that is not the current one, without output."""
+        """Run batches of a generation that is not current, without output."""
         JobRun(
             self.spark,
             self.job,
@@ -162,7 +163,7 @@ class Rebuild:
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
 
     def promote(self) -> int:
-        """Bring the generation that `replay` has built up to date, and make it the current one.
+        """Bring the generation that `replay` has built up to date, and make it current.
 
         Returns its number. Does nothing if the promotion is repeated, such as after the connection
         to the ledger was lost. Raises EngineError if there is no such generation, and the same
@@ -208,10 +209,11 @@ class Rebuild:
     def _sources(
         self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
-        """Where a new generation begins to read, by default where the old one began, and the topics as they are now.
+        """Where a new generation begins to read, and the topics as they are now.
 
-        Topics that the old generation did not read are read from their beginning. Raises InputError
-        if the topics have lost records that the new generation would read, unless `from_topics`.
+        By default, it begins where the old generation began. Topics that the old generation did not
+        read are read from their beginning. Raises InputError if the topics have lost records that
+        the new generation would read, unless `from_topics`.
         """
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
         now = describe_topics(self.settings.kafka, self.job.topics)
@@ -397,7 +399,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class History:
-    """The batches to replay: the published batches, and possibly one with output but without a snapshot."""
+    """The batches to replay: published batches, and perhaps an unpublished batch with output."""
 
     published: Sequence[ReplayStep]
     unpublished: Sequence[ReplayStep]
@@ -484,13 +486,13 @@ def _steps_within(
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
     new = ledger.generations.new(current.pipeline)
-    # Numbers are never used twice, so no generation was begun after the current one.
+    # Numbers are never used twice, so no generation was begun after the current generation.
     is_last = new.generation == current.generation + 1
     return is_last and ledger.generations.is_replayed(current.pipeline)
 
 
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
-    """The generation that a replay has built beside the current one.
+    """The generation that a replay has built beside the current generation.
 
     Raises EngineError before a replay.
     """

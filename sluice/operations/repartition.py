@@ -1,8 +1,9 @@
-"""Spreads a pipeline's state over another number of workers, in a new generation, while readers use the old one.
+"""Spreads a pipeline's state over another number of workers, in a new generation.
 
-The newest snapshot's rows and states go to the worker that owns their key, so the topics are not
-read. The new generation becomes current in one transaction at the end; if the driver is killed
-before, the next call removes the unfinished generation.
+Meanwhile, readers use the old generation. The newest snapshot's rows and states go to the worker
+that owns their key, so the topics are not read. The new generation becomes current in one
+transaction at the end; if the driver is killed before, the next call removes the unfinished
+generation.
 """
 
 from __future__ import annotations

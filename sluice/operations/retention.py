@@ -56,7 +56,7 @@ def retain(
     for worker in () if info is None else info.workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
-            # A standby that is behind still needs the versions of its own last batch.
+            # A standby with an older copy still needs the versions of its own last batch.
             if worker.standby is not None and worker.standby.batch >= 0:
                 versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
         except StateError as error:

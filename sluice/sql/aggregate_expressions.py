@@ -141,7 +141,10 @@ def _function_of_one(
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages in the text (none, if any is not a constant from 0 to 1), and whether the text is an array."""
+    """The percentages in the text, and whether the text is an array.
+
+    There are no percentages if any of them is not a constant from 0 to 1.
+    """
     tree = tree_of(text)
     is_array = isinstance(tree, exp.Array)
     percentages: list[float] = []
@@ -194,7 +197,7 @@ _INSTEAD = {
         "Compute it with corr, covar_samp, var_samp and avg.",
     ),
 }
-"""Name of a function that Sluice does not have, or not in all its forms → the advice what to use instead."""
+"""Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
 _SUM_DIGITS, _AVG_DIGITS = 10, 4

@@ -24,8 +24,9 @@ from sluice.values.sql_types import element_type, struct_fields
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
 """Limits of nested brackets and of levels of the parsed expression, because Python allows 1,000 nested calls: sqlglot
-needs about 15 calls for each bracket, and the planner two or three for each level. Airflow and the author's code also
-need some."""
+needs about 15 nested calls for each bracket, and the planner two or three for each level. Airflow
+and the author's code
+need some of the 1,000 calls, too."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ class Signature:
     type: str = ""
     """The Spark SQL type of the result; an empty text if the type is unknown."""
     operands: Kinds | None = None
-    """The types to which the arguments are converted; None if only Spark computes the function for them."""
+    """The types to which the arguments are converted; None if only Spark computes the function for
+    these arguments."""
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
@@ -67,7 +68,7 @@ Order: TypeAlias = Literal["until null", "backwards", "all"]
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule for a function. The error of a record for which it fails starts with `reason`."""
+    """The rule for a function. If the function fails, the record's error starts with `reason`."""
 
     resolve: Resolve
     reason: str = ""
@@ -114,7 +115,10 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function with these types. `of_any`: it also takes other types, whose conversion to these cannot fail."""
+    """A function with these types.
+
+    `of_any`: the function also takes values of all other types. Their conversion cannot fail.
+    """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))

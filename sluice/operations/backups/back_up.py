@@ -39,8 +39,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
     """Write a backup into a new or empty folder.
 
     Raises SettingsError if the folder has files, DamagedState if published state is damaged, and
-    StateError if there is no snapshot, or batches are published so often that the backup cannot
-    begin between two of them.
+    StateError if there is no snapshot, or if batches are published so often that the backup cannot
+    begin between two batches.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")

@@ -40,7 +40,8 @@ FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
 """A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
 them."""
 WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease"})
-"""A pipeline with one of these kinds goes on by itself once others have done their part."""
+"""A pipeline with such a failure goes on by itself once the broker, Airflow or the other driver is
+ready."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 60.0

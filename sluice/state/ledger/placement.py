@@ -129,7 +129,7 @@ class Placements(LedgerPart):
             # In PostgreSQL, the lock makes a move that begins now wait until this move has ended.
             if _epoch(connection, move, lock=True) != move.epoch:
                 raise _overtaken(_of_pipeline(connection, move.pipeline).get(move.number), move)
-            # A shard of a new generation would stay behind, and a run would not find it.
+            # A shard of a new generation has not been moved, so a run would not find it.
             if _generations(connection, move.pipeline) != move.generations:
                 raise Refused(
                     f"A generation of {move.pipeline!r} was added or removed while its worker {move.number} was moved. "

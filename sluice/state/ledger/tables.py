@@ -1,8 +1,8 @@
 """The ledger's tables.
 
 Almost every row belongs to one generation of a pipeline's state, so that a rebuild can fill a new
-generation while readers use the old one. `pipelines.generation` is the generation that readers see:
-the current one.
+generation while readers use the old generation. `pipelines.generation` is the current generation,
+which readers see.
 """
 
 from __future__ import annotations

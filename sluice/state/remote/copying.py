@@ -141,8 +141,8 @@ class ShardCopy:
         journal = target.journal()
         if not journal.batches:
             # If the copying is interrupted, the next attempt continues after the last copied row.
-            # This entry tells it the first batch of which the rows that were already copied may
-            # lack versions.
+            # This entry tells the next attempt from which batch on versions of the rows copied so
+            # far may be missing.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     """Open a shard.
 
-    Raises StateError if it does not exist, because a lost shard must not look like an empty one.
+    Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
@@ -24,9 +24,9 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
 def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:
     """Open a shard for writing, and create it if it does not exist.
 
-    With `anew` or `continued`, the shard is sealed, to be filled from another one. If there is a
-    sealed shard already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if a
-    shard in use is there.
+    With `anew` or `continued`, the shard is sealed, to be filled from another shard. If there is a
+    sealed shard already, `anew` replaces it, and `continued` keeps its rows. Raises Refused if
+    there is a shard in use.
     """
     kind = _remote_shard() if is_remote(url) else LocalShard
     return kind.create(url, anew=anew, continued=continued)
@@ -41,7 +41,8 @@ def drop_shard(url: str) -> None:
 
 
 def _remote_shard() -> type[RemoteShard]:
-    # This imports an HTTP client, which processes without state servers need not load.
+    # Imported here, because it imports an HTTP client, and a process that uses no state server need
+    # not load one.
     from sluice.state.remote.remote_shard import RemoteShard
 
     return RemoteShard

@@ -56,8 +56,8 @@ def refresh_standbys(
 
     The lease of the generation must be held in `epoch`. With `only_behind`, copies that hold this
     snapshot are not read. All rows of the other copies are compared with the published checksums; a
-    damaged copy is replaced. The copy is kept if a server does not answer, or if the worker's own
-    shard is damaged; the next standby is refreshed then.
+    damaged copy is replaced. If a server does not answer, or if the worker's own shard is damaged,
+    the copy is kept, and the next standby is refreshed.
     """
     standbys = ledger.standbys.of(ref.pipeline)
     if not standbys:

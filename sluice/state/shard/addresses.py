@@ -23,7 +23,7 @@ def drop(url: str) -> None:
     """Delete a shard that this process can open. Does nothing if it does not exist."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
-        # SQLite would apply a log that is left behind to a new database of the same name.
+        # SQLite would apply a remaining log to a new database of the same name.
         for ending in ("", "-wal", "-shm"):
             Path(f"{parsed.database}{ending}").unlink(missing_ok=True)
     else:
@@ -31,7 +31,7 @@ def drop(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a shard, or a part of one, that this process can open."""
+    """Whether there is a shard, or a part of a shard, that this process can open."""
     parsed = with_password(_parse(url))
     return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
 

@@ -74,8 +74,8 @@ class LocalShard(Shard):
         """Open a shard for writing, and create it if it does not exist.
 
         Only for generations without a snapshot. With `anew` or `continued`, the shard is sealed, to
-        be filled from another one. If there is a sealed shard already, `anew` replaces it, and
-        `continued` keeps its rows. Raises Refused if a shard in use is there.
+        be filled from another shard. If there is a sealed shard already, `anew` replaces it, and
+        `continued` keeps its rows. Raises Refused if there is a shard in use.
         """
         # A shard that was moved away from here may be in the place of the copy.
         if anew or (continued and not _is_copy(url)):

@@ -177,8 +177,8 @@ def total(driver: Driver, as_of: int, page_rows: int) -> int:
         if version.batch <= as_of:
             key = (version.operator, version.shared, version.key)
             if key == last_key:
-                # The versions of a key are adjacent, the newest last, so this version takes the
-                # preceding one's place.
+                # The versions of a key are adjacent, the newest last, so this version replaces the
+                # preceding version.
                 digest_sum -= last_digest
             digest_sum += version.digest
             last_key, last_digest = key, version.digest

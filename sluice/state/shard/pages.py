@@ -9,8 +9,9 @@ from sluice.state.shard.shard import Shard, Version
 
 PAGE = 20_000
 _BEFORE_ALL_WINDOWS = -(2**63)
-"""The smallest integer of the databases. No window starts before it, while windows of a time zone can
-start before 1970, at negative times."""
+"""The smallest integer of the databases, so no window starts before it. 0 would be too large,
+because
+windows of a time zone can start before 1970."""
 
 
 def pages_of_versions(

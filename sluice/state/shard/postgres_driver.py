@@ -36,8 +36,8 @@ _SEALED = "sealed"
 WRITER_SILENT_S = 60
 """PostgreSQL ends a transaction whose writer has been silent for this time.
 
-Without this limit, a driver that was paused, or whose host is gone, would block its successors, which wait twice as
-long.
+Without this limit, a driver that was paused, or whose host is gone, would block its successors. A
+successor waits for twice this time.
 """
 
 _LOCKED_S = 3

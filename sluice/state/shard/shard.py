@@ -195,8 +195,8 @@ class Shard(Protocol):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch.
 
-        Raises DamagedState if the checksum or the database is wrong. Compares with the published
-        checksum if given, otherwise with the recorded one.
+        Compares with the published checksum if given, otherwise with the recorded checksum. Raises
+        DamagedState if the checksum differs, or if the database is damaged.
         """
 
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
