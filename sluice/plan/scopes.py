@@ -317,7 +317,14 @@ class Scopes:
     def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
         """Call a Python function as an SQL function that takes key and value as JSON and returns JSON or an error."""
         takes, returns = reference(node.takes), reference(node.returns)
-        function = PythonFunction(node.number, Reference(node.function), node.gives, takes, returns)
+        function = PythonFunction(
+            node.number,
+            Reference(node.function),
+            node.gives,
+            takes,
+            returns,
+            node.batch,
+        )
         self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
         if nodes.window_of(node.parent) is not None:

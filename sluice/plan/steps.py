@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sluice.values.calls import FunctionBatch
 from sluice.values.epochs import Unit
 from sluice.values.record_metadata import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference
@@ -157,3 +158,5 @@ class PythonFunction:
     takes: Reference | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None
+    batch: FunctionBatch | None = None
+    """The values that one call takes; None for a function of one value."""

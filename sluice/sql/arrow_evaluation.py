@@ -52,7 +52,7 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Name under which SQL calls it → an author's Python function."""
+"""Name under which SQL calls it → an author's Python function, which takes the arguments of all rows as lists."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 
@@ -257,8 +257,7 @@ def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
     columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in arguments]
-    results = [function(*arguments) for arguments in zip(*columns, strict=True)]
-    return Result(pa.array(results, arrow_type(expression.type)))
+    return Result(pa.array(function(*columns), arrow_type(expression.type)))
 
 
 _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {

@@ -7,6 +7,7 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
+from sluice.values.calls import FunctionBatch
 from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
 
@@ -40,6 +41,8 @@ def title(node: nodes.Node) -> str:
             return "route"
         case nodes.Apply(gives="nothing"):
             return "peek"
+        case nodes.Apply(batch=FunctionBatch()):
+            return "Python function for many values"
         case nodes.Apply():
             return f"Python function for {node.gives}"
         case nodes.Process():

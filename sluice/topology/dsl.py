@@ -40,6 +40,7 @@ from sluice.topology.windowed_inputs import (
     require_same_windows,
 )
 from sluice.values import contracts
+from sluice.values.calls import FunctionBatch
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.json_text import encode_text
 from sluice.values.record_metadata import (
@@ -554,6 +555,72 @@ class Stream(Handle[V]):
             on_error=on_error,
         )
         return self._next(node, Shape.single(self.fields.get(function, "")))
+
+    @overload
+    def map_batch(
+        self,
+        function: Callable[[list[V]], Sequence[R | None]],
+        *,
+        returns: type[R],
+        size: int = 500,
+        takes: Literal["list"] = "list",
+        on_error: OnError | None = None,
+    ) -> Stream[R]: ...
+    @overload
+    def map_batch(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        returns: type[R],
+        size: int = 500,
+        takes: Literal["table"],
+        on_error: OnError | None = None,
+    ) -> Stream[R]: ...
+    def map_batch(
+        self,
+        function: Function,
+        *,
+        returns: type[R],
+        size: int = 500,
+        takes: Literal["list", "table"] = "list",
+        on_error: OnError | None = None,
+    ) -> Stream[R]:
+        """Replace the values with the results of a function that takes up to `size` values at once; keep the keys.
+
+        `function` takes a list of values and returns a list with one result per value, in the order of the values. With
+        `takes="table"`, it takes a `pyarrow.RecordBatch` with a column per field and may return a table, too. `returns`
+        is the type of one result. Any other number of results ends the run. A null value stays null.
+
+        A result may depend on its own value alone, because Sluice chooses the values of a call. If the function raises
+        an error, it is called again with fewer values, until the record that fails is found.
+        """
+        where = self._where("map_batch")
+        require_callable(where, function, "values")
+        arguments.require_choice(where, "takes", takes, Literal["list", "table"])
+        _require_whole(where, "size", size)
+        node = self.pipeline.add(
+            nodes.Apply,
+            parent=self.node,
+            function=function,
+            gives="value",
+            takes=self.contract,
+            returns=returns,
+            shape=(shape := self._result_shape("map_batch", returns)),
+            batch=FunctionBatch(size, self._table_type(where) if takes == "table" else None),
+            on_error=on_error,
+        )
+        return self._next(node, shape, returns)
+
+    def _table_type(self, where: str) -> str:
+        """The type of the values as rows of a table. Raises TopologyError if a field has no known type."""
+        unknown = [name for name, kind in self.fields.items() if not kind]
+        if unknown or not self.fields:
+            raise TopologyError(
+                f"{where}: the types of {', '.join(unknown) or 'the fields'} are not known, so the values do not fit a "
+                "table.",
+                next_step="Declare the type of the values with returns= in the step before, or take a list.",
+            )
+        return self.shape.kind
 
     def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
         """Replace the value with columns that `function(frame)` computes on a Spark DataFrame of the value's fields.
@@ -1308,6 +1375,12 @@ class Stream(Handle[V]):
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
         return Stream(self.pipeline, node, shape, contract)
+
+
+def _require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise TopologyError unless `value` is a whole number, at least `least`."""
+    if type(value) is not int or value < least:
+        raise TopologyError(f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.")
 
 
 def _joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:

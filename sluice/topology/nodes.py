@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from typing_extensions import override
 
 from sluice.topology.serdes import Contract, Serde
+from sluice.values.calls import FunctionBatch
 from sluice.values.epochs import EpochTime
 from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
@@ -119,6 +120,8 @@ class Apply(Node):
     returns: Contract | None
     shape: Shape
     """The shape of the resulting value."""
+    batch: FunctionBatch | None = None
+    """The values that one call takes; None for a function of one value."""
 
 
 @dataclass(frozen=True, eq=False)

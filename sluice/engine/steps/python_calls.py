@@ -6,34 +6,58 @@ whose `error` holds the error of the author's function, so that the record is re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
+import pyarrow as pa
 
-from sluice.engine.batch.rejections import describe_error, run_ending_error, subject_of
+from sluice.engine.batch.rejections import (
+    describe_error,
+    run_ending_error,
+    subject_of,
+    wrong_batch_error,
+)
 from sluice.operators.base import rejects_record, require_run
 from sluice.operators.encoding import Declared, require_key
 from sluice.plan import Job, PythonFunction
+from sluice.sql.arrow_from_json import array_of_json
+from sluice.sql.arrow_types import arrow_type
+from sluice.values.calls import FunctionBatch
 from sluice.values.keys import key_text
+from sluice.values.phrases import counted
 
-Function: TypeAlias = Callable[[bool | None, str | None, str | None], dict[str, Any] | None]
+Outcome: TypeAlias = dict[str, Any] | None
+"""The result of a call, or its error; None for a record that does not reach the step."""
+Function: TypeAlias = Callable[
+    [Sequence[bool | None], Sequence[str | None], Sequence[str | None]],
+    list[Outcome],
+]
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """The job's Python functions, by the names under which SQL calls them."""
-    functions: dict[str, Function] = {}
+    """The job's Python functions of many records, by the names under which SQL calls them."""
+    return {name: call.call_all for name, call in calls_of(job).items()}
+
+
+def calls_of(job: Job) -> dict[str, Call | BatchCall]:
+    """The calls of the job's Python functions, by the names under which SQL calls them."""
+    calls: dict[str, Call | BatchCall] = {}
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
-        functions[f"python_{function.number}"] = Call(function, step).call
-    return functions
+        name = f"python_{function.number}"
+        if function.batch is None:
+            calls[name] = Call(function, step)
+        else:
+            calls[name] = BatchCall(function, step, function.batch)
+    return calls
 
 
 @dataclass(frozen=True)
-class Call:
-    """Calls an author's function for a record."""
+class _Calls:
+    """What calls of an author's function for one value and for many values have in common."""
 
     planned: PythonFunction
     step: str
@@ -42,6 +66,28 @@ class Call:
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
         return msgspec.json.Decoder(self.planned.takes.value if self.planned.takes else Any).decode
+
+    def _json(self, value: Any) -> str | None:
+        """The value as JSON. Raises an error if the value is not of the type that the step declares."""
+        return None if value is None else self._declared.json(value)
+
+    @cached_property
+    def _declared(self) -> Declared:
+        return Declared(Any if self.planned.returns is None else self.planned.returns.value)
+
+
+@dataclass(frozen=True)
+class Call(_Calls):
+    """Calls an author's function for a record."""
+
+    def call_all(
+        self,
+        passed: Sequence[bool | None],
+        keys: Sequence[str | None],
+        values: Sequence[str | None],
+    ) -> list[Outcome]:
+        """Call the function for each record."""
+        return [self.call(*arguments) for arguments in zip(passed, keys, values, strict=True)]
 
     def call(
         self,
@@ -91,13 +137,72 @@ class Call:
         key, value = pair
         return {"key": _key(key), "value": self._json(value)}
 
-    def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises an error if the value is not of the type that the step declares."""
-        return None if value is None else self._declared.json(value)
 
-    @cached_property
-    def _declared(self) -> Declared:
-        return Declared(Any if self.planned.returns is None else self.planned.returns.value)
+@dataclass(frozen=True)
+class BatchCall(_Calls):
+    """Calls an author's function for many values at once. A null value stays null without a call."""
+
+    batch: FunctionBatch
+
+    def call_all(
+        self,
+        passed: Sequence[bool | None],
+        keys: Sequence[str | None],
+        values: Sequence[str | None],
+    ) -> list[Outcome]:
+        """Call the function with batches of the values of the records that reach the step."""
+        outcomes: list[Outcome] = [{"value": None} if reaches else None for reaches in passed]
+        chosen = [number for number, reaches in enumerate(passed) if reaches and values[number] is not None]
+        for begin in range(0, len(chosen), self.batch.size):
+            numbers = chosen[begin : begin + self.batch.size]
+            texts = [str(values[number]) for number in numbers]
+            for number, outcome in zip(numbers, self._outcomes(texts), strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
+    def _outcomes(self, texts: list[str]) -> list[Outcome]:
+        """Call the function with these values, or with fewer and fewer of them if it fails."""
+        # It is loaded outside of the `try`, because an error in loading the function must not
+        # reject a record.
+        function = self.planned.function.value
+        values = self._arguments(texts)
+        try:
+            results = function(values)
+            require_run(results)
+        except BaseException as error:
+            if not rejects_record(error):
+                raise run_ending_error(self.step, error, counted(len(texts), "value")) from error
+            if len(texts) == 1:
+                return [{"error": describe_error(error)}]
+            # One value makes the whole call fail. The halves show which value it is.
+            middle = len(texts) // 2
+            return self._outcomes(texts[:middle]) + self._outcomes(texts[middle:])
+        return [self._outcome(result) for result in self._listed(results, len(texts))]
+
+    def _arguments(self, texts: list[str]) -> Any:
+        """The values as the function takes them."""
+        if self.batch.table is None:
+            return [self._decode(text) for text in texts]
+        column = array_of_json(pa.array(texts), arrow_type(self.batch.table))
+        if pa.types.is_struct(column.type):
+            return pa.RecordBatch.from_struct_array(column)
+        return pa.RecordBatch.from_arrays([column], ["value"])
+
+    def _listed(self, results: Any, count: int) -> list[Any]:
+        """The results as a list with a result per value. Raises RecordFailed for anything else."""
+        if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
+            results = results.to_pylist()
+        if not isinstance(results, Sequence) or isinstance(results, str | bytes):
+            raise wrong_batch_error(self.step, count, f"a {type(results).__name__}")
+        if len(results) != count:
+            raise wrong_batch_error(self.step, count, counted(len(results), "result"))
+        return list(results)
+
+    def _outcome(self, result: Any) -> Outcome:
+        try:
+            return {"value": self._json(result)}
+        except Exception as error:
+            return {"error": describe_error(error)}
 
 
 def _key(key: Any) -> str | None:

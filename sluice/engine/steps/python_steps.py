@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.functions import arrow_udf
 
 from sluice.engine.steps import key_sql
-from sluice.engine.steps.python_calls import functions_of
+from sluice.engine.steps.python_calls import BatchCall, calls_of
 from sluice.plan import FallibleExpression, Job
+from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import PYTHON_RESULT
 
 
@@ -14,5 +19,18 @@ def register(spark: SparkSession, job: Job) -> None:
     """Register the job's Python functions with a session, and the function that makes the texts of some keys."""
     if any(isinstance(column, FallibleExpression) and column.key is not None for column in job.columns):
         key_sql.register(spark)
-    for name, function in functions_of(job).items():
-        spark.udf.register(name, function, PYTHON_RESULT)
+    for name, call in calls_of(job).items():
+        if isinstance(call, BatchCall):
+            spark.udf.register(name, _on_arrow(call))
+        else:
+            spark.udf.register(name, call.call, PYTHON_RESULT)
+
+
+def _on_arrow(call: BatchCall) -> Any:
+    """A Spark SQL function that gets the arguments of many records at once."""
+
+    def results(passed: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
+        outcomes = call.call_all(passed.to_pylist(), keys.to_pylist(), values.to_pylist())
+        return pa.array(outcomes, arrow_type(PYTHON_RESULT))
+
+    return arrow_udf(results, PYTHON_RESULT)
