@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of
 """The advice in an error about an invalid address."""
 
 
+@lru_cache
 def database_url(text: str) -> URL:
     """Parse a SQLAlchemy URL. The driver for PostgreSQL is always psycopg.
 

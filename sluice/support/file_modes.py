@@ -38,12 +38,12 @@ def close_database(path: Path) -> None:
     Call this only after SQLite has read the file as a database, so that any other file keeps its mode.
     """
     for ending in ("", "-wal", "-shm"):
-        _close(Path(f"{path}{ending}"))
+        _close(f"{path}{ending}")
 
 
-def _close(path: Path) -> None:
+def _close(path: Path | str) -> None:
     # Only the owner can change a file's mode. What a link points to may belong to other programs.
     with contextlib.suppress(OSError):
-        status = path.lstat()
+        status = os.lstat(path)
         if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode):
-            path.chmod(status.st_mode & 0o700)
+            Path(path).chmod(status.st_mode & 0o700)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from sluice.values.contracts import ObjectType, choice_type, variants
+from sluice.values.contracts import ObjectType, choice_type, type_info, variants
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER
 
@@ -23,7 +23,7 @@ def quote_counter(
     unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the number
     then depends on which optional fields the JSON contains.
     """
-    source = _strings(inspect.type_info(contract), "v")
+    source = _strings(type_info(contract), "v")
     if source is None:
         return None
     counter: Callable[[Sequence[Any]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
@@ -156,7 +156,7 @@ def parts_of(kind: Any) -> list[ContractPart]:
             case _:
                 parts.append(ContractPart(kind, path, item, loops))
 
-    visit(inspect.type_info(kind), "$", "v", "")
+    visit(type_info(kind), "$", "v", "")
     return parts
 
 
@@ -167,7 +167,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
     function takes a value, or the data of its JSON, in which numbers may be text. Returns None for a type without
     Decimals.
     """
-    info = inspect.type_info(kind)
+    info = type_info(kind)
     if not any(isinstance(part.kind, inspect.DecimalType) or part.digits is not None for part in parts_of(kind)):
         return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from functools import cache
 from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_args, get_origin, get_type_hints
@@ -31,6 +32,9 @@ Decimal2 = Annotated[Decimal, Digits(12, 2)]
 
 ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 """A class whose instances have fields."""
+
+type_info = cache(inspect.type_info)
+"""msgspec's description of a type. Loading a pipeline asks many times for the same type."""
 
 _SIMPLE: dict[type[inspect.Type], str] = {
     inspect.IntType: "BIGINT",
@@ -128,7 +132,7 @@ def object_variants(contract: Any) -> Sequence[ObjectType]:
 
 def _info(kind: Any, name: str) -> inspect.Type:
     try:
-        return inspect.type_info(kind)
+        return type_info(kind)
     except (TypeError, NameError) as error:
         raise TopologyError(
             f"{name} is not a contract: {error}.",
@@ -307,7 +311,7 @@ def require_importable(kind: Any, where: str = "") -> None:
 
 def types_within(kind: Any) -> list[inspect.Type]:
     """A type, and the types of the parts of its values. A Struct that contains itself occurs once."""
-    types = [inspect.type_info(kind)]
+    types = [type_info(kind)]
     ids = {id(types[0])}
     for part in types:
         inner: Iterable[inspect.Type] = ()
