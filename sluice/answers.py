@@ -192,7 +192,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     | kind | what is wrong |
     | --- | --- |
-    | `run` | no successful run has followed a failed one |
+    | `run` | the last run failed |
     | `file` | the pipeline's file cannot be loaded |
     | `overdue` | the data are older than the deadline |
     | `input` | brokers or topics are away |

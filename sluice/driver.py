@@ -143,7 +143,10 @@ def rebuild(
     *,
     from_topics: bool = False,
 ) -> None:
-    """Rebuild a pipeline's state from its topics, or build, promote or drop a generation beside the current one."""
+    """Rebuild a pipeline's state from its topics, or do the `action` of a replay.
+
+    A replay builds, promotes or drops a generation beside the current generation.
+    """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.rebuild import Rebuild, drop_built
     from sluice.plan import load_plan

@@ -11,7 +11,8 @@
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
-| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new ones, in ms |
+| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new
+records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |

@@ -1,1 +1,1 @@
-"""The REST view and the page: ASGI apps that Airflow's API server mounts behind its log-in and permissions."""
+"""The REST view and the page: ASGI apps in Airflow's API server, for users who are logged in."""

@@ -10,7 +10,7 @@ from sluice.support.startup import freeze_imports
 
 
 class Mounted:
-    """An app of `sluice.api.apps` behind Airflow's log-in, created at the first request.
+    """An app of `sluice.api.apps` that requires Airflow's log-in, created at the first request.
 
     Airflow loads plugins in every process, even in each task's process, and importing the apps
     takes two seconds.
@@ -21,7 +21,7 @@ class Mounted:
 
     @cached_property
     def app(self) -> ASGIApp:
-        """The app behind the log-in."""
+        """The app, which answers only requests with a log-in."""
         from sluice.airflow_connections import kafka_or_settings
         from sluice.api import apps
         from sluice.api.airflow_runs import AirflowRuns

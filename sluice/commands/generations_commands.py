@@ -1,4 +1,4 @@
-"""`sluice generations`: rebuild a pipeline's state beside the current one, and promote or drop the new generation."""
+"""`sluice generations`: builds, promotes or drops a generation beside the current generation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_generations(pipeline: PipelineName) -> None:
-    """List the generations of a pipeline's state; queries read the current one."""
+    """List the generations of a pipeline's state; queries read the current generation."""
     from sluice.observe import monitoring
     from sluice.state.ledger.ledger import Ledger
 
@@ -73,7 +73,7 @@ def replay(
     from_topics: FromTopics = False,
     master: Master = LOCAL,
 ) -> None:
-    """Build the state again from the topics in a new generation, without replacing the current one.
+    """Build the state again from the topics in a new generation, beside the current generation.
 
     A time selects records by their timestamps in Kafka; it is in UTC if it has no zone. Tables are always read
     from their beginning. To compare a store in both generations: sluice query diff STORE --before
@@ -90,7 +90,7 @@ def replay(
 
 @app.command()
 def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
-    """Bring the generation that a replay has built up to date, and make it the current one."""
+    """Bring the generation that a replay has built up to date, and make it current."""
     submit(pipeline, master, "--promote")
 
 

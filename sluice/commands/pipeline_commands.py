@@ -130,7 +130,7 @@ def rebuild(
     from_topics: FromTopics = False,
     master: Master = LOCAL,
 ) -> None:
-    """Rebuild a pipeline's state from its topics; queries read the old state until the new one is complete."""
+    """Rebuild a pipeline's state from its topics; meanwhile, queries read the old state."""
     options = [name for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics)) if given]
     submit(pipeline, master, "--rebuild", *options)
 
@@ -138,7 +138,7 @@ def rebuild(
 def repartition(pipeline: PipelineName) -> None:
     """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
 
-    Stores keep their values, and the next run continues where the last one stopped. The topics are
+    Stores keep their values, and the next run continues where the last run stopped. The topics are
     not read.
     """
     from sluice.operations.repartition import repartition as spread

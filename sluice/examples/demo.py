@@ -101,7 +101,7 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
             _stay(platform, console)
         return 0 if outcome.is_right else 1
     finally:
-        # Another Ctrl-C must not leave processes behind.
+        # Even after another Ctrl-C, no process may go on.
         with (
             _uninterrupted(),
             Steps(console, began) as steps,

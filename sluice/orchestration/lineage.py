@@ -40,7 +40,7 @@ _READ = ("run", "replay", "promote")
 """The actions that read the pipeline's topics."""
 _PUBLISHED = ("run", "promote")
 """The actions after which queries and consumers see new results. A replay only builds a generation
-beside the current one."""
+beside the current generation."""
 
 
 @attrs.define(kw_only=True)

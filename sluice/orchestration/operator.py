@@ -293,8 +293,8 @@ def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
 def _run(context: Context) -> str:
     """The run's name in the ledger: DAG/RUN/TASK.
 
-    All tries share the name, so that a retry recognizes a driver that an earlier try has left
-    behind.
+    All tries share the name, so that a retry recognizes a driver of an earlier try that is still
+    running.
     """
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"

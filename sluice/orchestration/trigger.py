@@ -251,8 +251,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            # All triggers look at the same moments, so that the first one reads the broker and the
-            # ledger for all.
+            # All triggers look at the same moments, so that the first trigger reads the broker and
+            # the ledger for all.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.

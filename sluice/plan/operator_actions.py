@@ -174,7 +174,7 @@ def needs_retractions(node: nodes.Node) -> bool:
     """Whether the node needs the old values of its input table."""
     match node:
         case nodes.Aggregate(parent=parent):
-            # An aggregate of a table subtracts the old row and adds the new one.
+            # An aggregate of a table subtracts the old row and adds the new row.
             return nodes.is_table(parent)
         case nodes.Join(kind=kind):
             # When a row's foreign key changes, the join deletes the row under the old foreign key.

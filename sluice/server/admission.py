@@ -56,7 +56,7 @@ class Admission:
         self._logged_at = float("-inf")
 
     def arrive(self, transport: asyncio.Transport) -> None:
-        """Count a new connection, and close another one if there are too many."""
+        """Count a new connection, and close another connection if there are too many."""
         timer = asyncio.get_running_loop().call_later(UNPROVEN_SECONDS, self._close, transport)
         client = self._clients[transport] = _client(transport)
         self._unproven.setdefault(client, {})[transport] = timer

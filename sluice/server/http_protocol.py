@@ -240,7 +240,7 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started and message["type"] == "http.response.start":
             headers = (*self.default_headers, *message.get("headers", ()))
             head = _head(message["status"], headers, self.keep_alive)
-            # Uvicorn sends responses of unknown length, and rejects invalid ones.
+            # Uvicorn sends responses of unknown length, and rejects invalid responses.
             if head is not None and not self.disconnected:
                 self.response_started, self.waiting_for_100_continue, self.chunked_encoding = (
                     True,

@@ -179,7 +179,10 @@ def _addresses(host: str) -> set[str]:
 
 
 def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIApp:
-    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API, all behind the token."""
+    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
+
+    Every request needs the token.
+    """
     if not configuration.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",

@@ -145,8 +145,8 @@ class TableSink(Protocol):
 
     **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a database, or in one
     Delta table. The publisher calls it after the shards are written, and before the Kafka transaction with the batch's
-    marker and before the snapshot. The tables may therefore be one batch ahead of the output topics and of queries, and
-    never behind.
+    marker and before the snapshot. The tables may therefore be one batch ahead of the output topics
+    and of queries, but always have every batch that these have.
 
     **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
     and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,

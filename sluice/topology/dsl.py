@@ -390,10 +390,12 @@ class Stream(Handle[V]):
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write each record to one of `topics`: the one that `topic`, an SQL expression or a Python function, names.
+        """Write each record to one of several topics, whose name `topic` gives.
 
-        A record for which `topic` gives another name, or none, is treated as `on_error` says; by default, it becomes a
-        dead letter. A function is called once for each of the topics. The other options are the same as in `to`.
+        `topic` is an SQL expression or a Python function, which is called once for each of the
+        topics. A record for which `topic` gives a name that is not in `topics`, or no name, is
+        treated as `on_error` says; by default, it becomes a dead letter. The other options are the
+        same as in `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
@@ -2100,7 +2102,10 @@ class WindowedStream(GroupedStream[V]):
 
 
 class GroupedTable(Grouped[V]):
-    """A table's rows grouped by a key. A row that changes is subtracted from its old group and added to the new one."""
+    """A table's rows grouped by a key.
+
+    A row that changes is subtracted from its old group and added to its new group.
+    """
 
     @overload
     def aggregate(

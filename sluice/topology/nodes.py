@@ -168,8 +168,9 @@ class Changes(Node):
 class ToTable(Node):
     """Keeps the latest value per key of a stream's records as a table; a null value deletes the key.
 
-    Without a store, it follows a foreign-key join, for steps that need the old values of the join's results: the join
-    cannot know them, because it has a row's old and new value under different foreign keys.
+    A node without a store follows a foreign-key join. It remembers the join's results, so that
+    later steps get the old values of the results. The join itself does not know its old results,
+    because it stores a row's old and new value under different foreign keys.
     """
 
     parent: Node
@@ -249,8 +250,9 @@ class Cogroup(Aggregate):
 class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
-    `until` is `window_final` for an aggregate's `emit="window_close"`. It sends the result of a sliding window or a
-    session one millisecond later than `window_close` does: only once no record can change the result any more.
+    `until` is `window_final` for an aggregate's `emit="window_close"`. `window_final` sends the
+    result of a sliding window or a session one millisecond later than `window_close` does: only
+    once no record can change the result.
     """
 
     parent: Node
@@ -260,7 +262,8 @@ class Suppress(Node):
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     early_ms: int | None = None
-    """With `window_final`: the time from a window's first change that was not sent to the window's early result."""
+    """With `window_final`: how long after a window's first unsent change its early result is
+    sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +280,7 @@ class Join(Node):
     window: JoinWindow | None = None
     on: str | None = None
     grace_ms: int | None = None
-    """How long a stream's record waits for a versioned table's rows of the record's time."""
+    """How long a stream's record waits for a versioned table's row as of the record's time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,7 +440,7 @@ def is_table(node: Node) -> bool:
 
 
 def known_name(node: Node) -> str:
-    """The name of the nearest topic or store that a node's rows come from, which the author gave."""
+    """The author's name of the nearest topic or store from which a node's rows come."""
     names = [
         step.name
         for step in upstream(node)

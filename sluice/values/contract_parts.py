@@ -123,7 +123,7 @@ def _source_of(part: ContractPart) -> str:
 
 
 def parts_of(kind: Any) -> list[ContractPart]:
-    """The parts of a contract or another field type, including nested ones."""
+    """The parts of a contract or another field type, including nested parts."""
     parts: list[ContractPart] = []
 
     def visit(kind: inspect.Type, path: str, item: str, loops: str) -> None:

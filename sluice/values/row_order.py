@@ -56,13 +56,13 @@ def _element(number: int) -> bytes:
 
 def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    # Without the offset, bytes would sort negative ranks after positive ones.
+    # Without the offset, bytes would sort negative ranks after positive ranks.
     rank_bytes = (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
     return path + (_BEFORE if before else _AFTER) + rank_bytes + _escaped(key)
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """The path of a release that no record has caused: a timer of the operator, or a result that it has held back.
+    """The path of results that no record has caused: results of a timer, or results held back.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """

@@ -197,7 +197,7 @@ async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | N
 async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
     generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
-    # The client may have seen a snapshot of another generation, or a newer one that a restored
+    # The client may have seen a snapshot of another generation, or a newer snapshot that a restored
     # backup does not have.
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     try:

@@ -69,10 +69,9 @@ class Action(StrEnum):
     RUN = "run"
     """Read all unread records."""
     REPLAY = "replay"
-    """Build the state again from the topics in a new generation, without replacing the current
-    one."""
+    """Build the state again from the topics in a new generation, beside the current generation."""
     PROMOTE = "promote"
-    """Bring the generation that a replay has built up to date, and make it the current one."""
+    """Bring the generation that a replay has built up to date, and make it current."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
 

@@ -257,7 +257,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
     """The numbers of equal, changed, missing and added entries in two snapshots, with examples.
 
-    One of the snapshots can belong to a generation that was built beside the current one.
+    One of the snapshots can belong to a generation that was built beside the current generation.
     """
     access = await access_of(request)
     before = await access.pin(query.store, query.pipeline, AsOf(query.before))

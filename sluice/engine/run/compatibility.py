@@ -129,7 +129,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """The stores and steps that a changed pipeline adds, if a generation beside the current one computes them.
+    """The stores and steps that a changed pipeline adds, if another generation computes them now.
 
     Empty if the pipeline has changed in other ways, too, so that it must wait for that generation.
     """

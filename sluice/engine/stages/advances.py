@@ -153,7 +153,7 @@ class ReportAdvances:
         has_key = boolean_mask(rows.column("has_key"))
         has_value = boolean_mask(rows.column("has_value"))
         is_old = boolean_mask(rows.column("old"))
-        # A table's change advances stream time once. Its old value directly precedes the new one
+        # A table's change advances stream time once. Its old value directly precedes its new value
         # and has the same time. A deleted row has only the old value.
         complete = ~is_replaced(rows, is_old)
         if edge.requires_key:

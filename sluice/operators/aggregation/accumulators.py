@@ -330,7 +330,7 @@ class InPlace(Accumulator):
     @override
     def undo_changes(self) -> None:
         while self.changes:
-            # In reverse, because a later change may rest on an earlier one.
+            # In reverse, because a later change may rest on an earlier change.
             self.changes.pop()()
 
 

@@ -119,7 +119,7 @@ class Snapshots(LedgerPart):
         return None if row is None else _snapshot(row)
 
     def of_all_pipelines(self) -> list[Snapshot]:
-        """The newest snapshot of each pipeline that has published one."""
+        """The newest snapshot of each pipeline that has a snapshot."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery()
         newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
@@ -130,7 +130,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """The batches of the current generation of each pipeline that has published one."""
+        """The batches of the current generation of each pipeline that has published a batch."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole index.
         ends = [
@@ -220,7 +220,7 @@ class Snapshots(LedgerPart):
             return _last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """The batches of each generation that has published one."""
+        """The batches of each generation that has published a batch."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")

@@ -44,8 +44,8 @@ _LOCKED_S = 3
 """How long a reader waits for a program that has locked a table of the shard. Writers of shards
 never do this."""
 _TOLERANCE = 0.1
-"""To save a round trip, the previous time limit stays in force if the new one differs by at most
-this share."""
+"""To save a round trip, the previous time limit stays in force if the new time limit differs by at
+most this share."""
 
 
 def escape(text: str) -> str:

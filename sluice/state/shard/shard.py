@@ -87,7 +87,7 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     """Checksum of the operator states."""
 
     def difference(self, published: Checksums) -> str:
-        """Describes the first checksum that differs from the published one; empty if all are equal."""
+        """Describes the first checksum that is not as published; empty if both are as published."""
         for what, actual, expected in (
             ("state rows", self.state_rows, published.state_rows),
             ("operator states", self.states, published.states),
