@@ -266,7 +266,7 @@ class Rebuild:
         self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
         until: Point | None = None, built: Positions | None = None,
     ) -> History:  # fmt: skip
-        """The old generation's batches, of which only the records of `sources` before `until` are read.
+        """The old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends, or during a catch-up,
         up to the offsets in `built`, which the new generation has read.

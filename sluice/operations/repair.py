@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RepairingRun:
-    """A run of a pipeline's current generation, which restores damaged state first."""
+    """A run of a pipeline's current generation. It restores damaged state first."""
 
     spark: Starting
     job: Job

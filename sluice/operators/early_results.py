@@ -35,9 +35,10 @@ HeldResults = dict[Bounds, HeldResult]
 class EarlyResults(Suppress):
     """Sends a window's result `early_ms` after the first change that has not been sent, and when the window is final.
 
-    An early result is sent only if it differs from the window's last result sent; the final result is always sent. The
-    old value of a result is the value sent last. For a window that is deleted, such as a session that grows, a
-    tombstone is sent if a result of the window has been sent.
+    An early result is sent only if it differs from the result that was sent last for the window.
+    The final result is always sent. The old value of a result is the value that was sent last. For
+    a window that is deleted, such as a session that grows, a tombstone is sent if a result of the
+    window has been sent.
     """
 
     state_type: Any = HeldResults

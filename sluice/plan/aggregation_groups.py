@@ -11,7 +11,7 @@ from sluice.values.windows import TimeWindow
 
 @dataclass(frozen=True)
 class Combinable:
-    """An aggregate function of a column of the job, whose partial results can be combined in any order."""
+    """An aggregate function over a column. Its partial results can be combined in any order."""
 
     function: str
     """count, sum, min or max."""

@@ -44,8 +44,8 @@ def plan_groups(
             node.late,
             node.retention_ms,
         )
-        # A record that fails in one store must still count in others, so a group
-        # has only stores that fail together.
+        # A record that fails in one store must still count in other stores. So a group has only
+        # stores for which the same records fail.
         failing_together = (node.on_error, _fallible_arguments(node))
         groups.setdefault((*state_rows_shared, *failing_together), []).append(node)
     return tuple(_group(scopes, members, late_sinks) for members in groups.values())

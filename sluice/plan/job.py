@@ -112,7 +112,7 @@ class Job:
 
     @property
     def keeps_headers(self) -> bool:
-        """Whether the headers of records may reach a topic, or a processor, which can read them."""
+        """Whether the headers of records may reach a topic, or a processor that can read them."""
         processors = (isinstance(operator.action, Process) for operator in self.operators)
         return any(sink.table is None for sink in self.sinks) or any(processors)
 

@@ -255,10 +255,11 @@ class JobColumns:
         *,
         key: str = "",
     ) -> tuple[Scope, dict[str, str]]:
-        """SQL of a step's expressions, and the scope after it, which passes records for which no expression failed.
+        """The scope after a step, and the SQL of the step's expressions.
 
-        The expressions read the fields of the node `before`. `key` is the name of the expression that becomes a key:
-        the returned SQL of this expression computes the key's text.
+        Records for which an expression fails do not reach the scope. The expressions read the
+        fields of the node `before`. `key` is the name of the expression that becomes a key: the
+        returned SQL of this expression computes the key's text.
         """
         types = types_after(before) | METADATA | CHANGE_METADATA
         return self.guard_if(
@@ -388,8 +389,8 @@ class JobColumns:
 
         A failure is reported with the value of the scope `reported_with`.
         """
-        # A node can have several edges with the same expressions,
-        # which are computed and reported once.
+        # A node can have several edges with the same expressions. These are computed once, and
+        # their failures are reported once.
         for other in self._fallible:
             if replace(expression, name=other.name) == other:
                 expression = other
@@ -425,7 +426,7 @@ def _is_first_row(explosion: int) -> str:
 
 
 def column_name(prefix: str, field_name: str) -> str:
-    """The name of the job's column for a field, which needs no quotes in SQL."""
+    """The name of the job's column for a field. The name needs no quotes in SQL."""
     # An underscore that looks like the start of an escape is escaped, too, so
     # that two fields never share a column.
     to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"

@@ -95,7 +95,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """The columns of layers. Omits columns from a function of the whole DataFrame, which have no SQL."""
+    """The columns of layers that have SQL: not the columns of a function of the whole DataFrame."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

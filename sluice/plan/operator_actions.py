@@ -220,7 +220,7 @@ def requires_value(node: nodes.Node, side: int) -> bool:
 
 
 def _is_filtered(node: nodes.Node) -> bool:
-    """Whether the node suppresses updates of a filtered table, which may be mapped before and after the filter."""
+    """Whether the node suppresses updates of a table that is filtered, and perhaps also mapped."""
     return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
 
 

@@ -28,7 +28,8 @@ class Edge:
     target: int
     side: int
     stage: int
-    """The stage that computes the columns; 0 is the stage before any operator, which computes them from records."""
+    """The stage that computes the columns. Stage 0, before any operator, computes them from
+    records."""
     topics: tuple[str, ...]
     """The topics from which the rows come."""
     passed: str

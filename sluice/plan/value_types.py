@@ -1,4 +1,4 @@
-"""The Spark SQL types of the fields after each node, which follow from declared types and expressions."""
+"""The Spark SQL types of the fields after each node, from declared types and expressions."""
 
 from __future__ import annotations
 

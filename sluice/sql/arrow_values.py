@@ -18,7 +18,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Result:
-    """The values of an expression, and the rows for which it fails, whose values are null."""
+    """The values of an expression, and the rows for which it fails. These rows' values are null."""
 
     values: Value
     failed: Mask | None = None

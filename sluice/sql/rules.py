@@ -355,7 +355,10 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """An operation on the bits of whole numbers. Spark computes chains, which sqlglot groups differently."""
+    """An operation on the bits of whole numbers.
+
+    Only Spark computes chains of such operations, because sqlglot groups a chain differently.
+    """
     kind = common_type(kinds)
     is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
     if not is_integer(kind) or is_chain:
@@ -407,7 +410,7 @@ def _is_symmetric(kind: str) -> bool:
 
 
 def _null_on_failure(resolve: Resolve) -> Resolve:
-    """The rule of a `try_` function, which is null where the function without `try_` fails."""
+    """The rule of a `try_` function. Its result is null where the function without `try_` fails."""
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)

@@ -142,7 +142,10 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
 
 
 def _node_text(node: ast.AST) -> str:
-    """A syntax tree as text, without docstrings and without empty fields, which differ between versions of Python."""
+    """A syntax tree as text, without docstrings and empty fields.
+
+    Empty fields differ between versions of Python.
+    """
     fields = []
     for name, value in ast.iter_fields(node):
         # The field `kind` says only whether a string has the prefix u.

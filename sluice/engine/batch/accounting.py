@@ -86,8 +86,8 @@ class PartitionResults:
         if outcome.records is None:
             self._count_outcomes(best)
             return
-        # A step such as flat_map turns a record into several rows, which follow each
-        # other and may be in two batches.
+        # A step such as flat_map turns a record into several rows. These rows follow each other,
+        # and may be divided between two batches of rows.
         first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
@@ -317,7 +317,10 @@ def columns_of_records(job: Job) -> dict[str, str]:
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The columns `sequence` and `origin`, by which the driver sorts records; no columns in a job without operators."""
+    """The columns `sequence` and `origin`, from which the driver finds the order of records.
+
+    Empty in a job without operators.
+    """
     # Without operators, results do not depend on an order across partitions.
     if "_sequence" not in batch.schema.names:
         return {}

@@ -1,4 +1,4 @@
-"""Aggregates records within a task, before the shuffle: one row per state row instead of one per record."""
+"""Aggregates records within a task, so that only a row per key and window goes into the shuffle."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PartialAggregates:
         return list(parts)
 
     def combine(self, records: pa.Table) -> pa.Table:
-        """Aggregate windowed records to one row per state row, which is identified by key and window start."""
+        """Aggregate windowed records. The result has one row for each key and window start."""
         parts = self.parts
         rows = records.select([*WINDOWED])
         for part in parts:

@@ -35,7 +35,8 @@ class Totals:
 
     groups: Mapping[int, PartialAggregates]
     timed: frozenset[int]
-    """Groups whose values end with the largest event time of their records, which is the time of output records."""
+    """The groups with outputs. Each of their values ends with the largest event time of its
+    records, which becomes the output record's time."""
 
     @classmethod
     def of(cls, job: Job, types: Mapping[str, str]) -> Self:
@@ -74,7 +75,7 @@ class Totals:
 
     @cached_property
     def _combiners(self) -> dict[int, list[_Combiner]]:
-        """Group → one function for each value in its state rows, which combines two such values."""
+        """Group → for each value in a state row, the function that combines two such values."""
         combiners: dict[int, list[_Combiner]] = {}
         for group, aggregates in self.groups.items():
             of_group = combiners[group] = []

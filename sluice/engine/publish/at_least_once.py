@@ -27,7 +27,7 @@ class AtLeastOnce:
     kafka: dict[str, str]
     topics: frozenset[str]
     streams: dict[str, Sink]
-    """Topic → sink, for the outputs of streams, which tasks write."""
+    """Topic → sink, for the outputs that tasks write: the outputs of streams."""
     limits: Mapping[str, TopicLimits]
     """Topic → the limits of the records that it accepts."""
     dead_letters: str

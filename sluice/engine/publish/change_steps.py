@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 REJECTED_CHANGE = "_rejected"
 """The column with the JSON of a `Rejected` for a change on which a step failed, else null."""
 _VALUE = "v"
-"""The column with a change's value, which each step replaces."""
+"""The column with a change's value. Each step replaces it."""
 _TIMES = {"_window_start": "window_start", "_window_end": "window_end"}
 
 decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -50,7 +50,7 @@ decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 Columns = tuple[Column | FallibleExpression, ...]
-"""A layer of columns, which are computed from the columns of the layers before."""
+"""The columns of one layer. They are computed together, from the columns of earlier layers."""
 
 
 @dataclass(frozen=True)
@@ -205,12 +205,12 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
-    """The JSON of a store's values in state rows, whose values are arrays."""
+    """The JSON of a store's value in each state row, taken from the row's array of values."""
     rows = map(decode_row, changes.column("value").to_pylist())
     return [bytes(row[store_column]).decode() for row in rows]
 
 
 def _object_of(array: str) -> str:
-    """The JSON of a state row as an object, whose names are the numbers of the values."""
+    """A state row's JSON array as a JSON object: the name of each value is its index."""
     values = {str(number): value for number, value in enumerate(decode_row(array))}
     return msgspec.json.encode(values).decode()

@@ -82,7 +82,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """The dead letters of a batch's steps and of the records that could not be read, which `write` writes."""
+        """The dead letters that `write` must get: of a batch's steps, and of unreadable records."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -135,7 +135,10 @@ class OutputWriter:
         return accepted_records(sink, records, limits, rejected)
 
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
-        """The late records of groups, which are written as they were read, so without encoding."""
+        """The late records of groups.
+
+        They are written as they were read, so they are not encoded.
+        """
         # Several groups may send their late records to one topic, whose
         # records were collected together.
         late_sinks: dict[str, Sink] = {}

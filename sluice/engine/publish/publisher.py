@@ -86,7 +86,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The result of a batch's tasks, which have written the shards."""
+    """The result of a batch's tasks after they have written the shards."""
 
     output: BatchOutput
     counts: dict[str, int]
@@ -210,7 +210,10 @@ class Publisher:
         return phases
 
     def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
-        """Write the shards. Returns the side outputs of all tasks, and the rows in them that the driver needs."""
+        """Write the shards.
+
+        Returns all tasks' side outputs, and the changed rows that these contain.
+        """
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
         returned = state_rows.write(writer)
         outputs = zip(

@@ -31,7 +31,7 @@ RESULT_DDL = "label STRING, data BINARY"
 
 
 class StateRows(Protocol):
-    """The row batches of a batch's changed state rows, which are computed when they are written."""
+    """A batch's changed state rows, as row batches. They are computed when they are written."""
 
     @property
     def spark(self) -> SparkSession | None:

@@ -18,7 +18,8 @@ class StateTypes:
     stores: Mapping[str, str]
     """Store → the type of its values."""
     inputs: Mapping[int, str]
-    """Step of a store or operator → the types of its inputs, which define the meaning of its state."""
+    """Step of a store or operator → the types of its inputs. With other types, the state has
+    another meaning."""
     totals: Totals
     """How shards add up the state rows of groups."""
     changes: tuple[ChangeSteps, ...]

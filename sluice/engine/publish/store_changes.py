@@ -1,4 +1,4 @@
-"""Turns a batch's changes of stores into output records, which have passed the steps between store and output."""
+"""Computes the steps between stores and their outputs: from a batch's changes to output records."""
 
 from __future__ import annotations
 

@@ -182,7 +182,10 @@ class ValueDecoder:
 
     @cached_property
     def _count_quotes(self) -> Callable[[Sequence[Any]], int] | None:
-        """The function that counts the quotation marks in the JSON of values; None if values do not determine them."""
+        """The function that counts the quotation marks in the JSON of values.
+
+        None if the values alone do not determine the number of quotation marks.
+        """
         return contract_parts.quote_counter(self.source.value_class) if self.source.is_object else None
 
     def _require_unambiguous(self, text: bytes) -> None:

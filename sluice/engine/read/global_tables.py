@@ -101,7 +101,11 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The indices of records that the reader of streams rejects. It counts them, and operators do not get them."""
+        """The indices of records that the reader of streams rejects.
+
+        That reader counts these records. Operators do not get them, so this table does not get them
+        either.
+        """
         if output.topic not in self.uncounted:
             return set()
         decoder = self.decoders[output.topic]

@@ -1,4 +1,4 @@
-"""Finds the offsets that a rebuild or a replay reads: from its points to the records that the topics still have."""
+"""Finds the offsets at which a rebuild or a replay begins and ends to read the topics."""
 
 from __future__ import annotations
 

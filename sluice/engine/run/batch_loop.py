@@ -186,8 +186,14 @@ class BatchLoop:
     ) -> Iterator[Offsets]:
         """The end offsets of the batches that read everything from `begin` to the ends of the topics.
 
-        There are four cases. Nothing is new: no batch. The unread records fit one batch: that batch. Otherwise, the
-        records are divided: in their order (`Backlog`) if results depend on the order across partitions, else evenly.
+        There are four cases:
+
+        - Nothing is new: there is no batch.
+        - The unread records fit one batch: there is one batch.
+        - There are more records, and results depend on the order of records across partitions: the
+          records are divided in this order (`Backlog`).
+        - There are more records, and results do not depend on this order: the records are divided
+          evenly.
         """
         streams = _streams(self.query.job, begin)
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)

@@ -25,7 +25,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass
 class JobQuery:
-    """Builds a job's DataFrames from an input to the changed state rows, its publisher, and its streaming query.
+    """Builds a job's streaming query: the DataFrames from input to state rows, and the publisher.
 
     Raises TopologyError for an expression that Spark cannot resolve.
     """
@@ -63,7 +63,7 @@ class JobQuery:
         self.rows = self.frames.state_rows()
 
     def check_changes(self) -> None:
-        """Let Spark resolve the steps after stores too, which otherwise happens in the first batch."""
+        """Let Spark resolve the steps after stores now, rather than in the first batch."""
         try:
             require_resolvable(self.spark, self.job, self.frames.types.changes)
         except Unresolved as error:

@@ -1,9 +1,10 @@
 """Aggregates a batch's records over windows in columns, where only the last result of each window matters.
 
-The results are the same as if the operators took one record after the other. Records of a key that may share windows
-are in one neighbourhood. If the order of its records matters, a neighbourhood is left to the operators: if one of its
-records may touch a window that has closed before, or if it has sliding windows of earlier batches, because new sliding
-windows depend on the times of earlier records.
+The results are the same as if the operators took one record after the other. Records of a key that
+may share windows are in one neighbourhood. The operators still process a neighbourhood if the order
+of its records matters. There are two such cases: one of the records may belong to a window that has
+closed before; or the neighbourhood has sliding windows of earlier batches, and new sliding windows
+depend on the times of earlier records.
 """
 
 from __future__ import annotations
@@ -346,13 +347,16 @@ class ColumnAggregation:
 
 
 def _latest_before(batch: OperatorRows) -> Times:
-    """The largest stream time before each row: of cogrouped streams, a stream that is ahead can forget windows."""
+    """The largest stream time before each row: of cogrouped streams, the time of the stream ahead.
+
+    That stream may already have made the operator forget windows.
+    """
     times = batch.stream_times
     return np.maximum(times["before"], times["left"]) if "left" in times else times["before"]
 
 
 def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> None:
-    """Send the results of windows that close in this batch, and hold back the results of others."""
+    """Send the results of windows that close in this batch, and hold back all other results."""
     suppress, timeline = run.operator, run.timeline
     assert isinstance(suppress, Suppress)
     assert timeline is not None

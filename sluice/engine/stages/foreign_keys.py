@@ -25,8 +25,8 @@ Indices = npt.NDArray[np.intp]
 class ForeignKeyMoves:
     """The task after a stage's operators that marks rows as MOVED for foreign-key joins (see `ForeignKeyJoin`).
 
-    In this task, the old and the new value of a change still follow each other. After this task, each of them goes to
-    the worker of its foreign key.
+    In this task, the old and the new value of a change still follow each other. After this task,
+    each of the two values goes to the worker of its own foreign key.
     """
 
     joins: tuple[int, ...]

@@ -137,7 +137,8 @@ class OperatorRun:
         self.states: dict[str, Any] = {}
         """The states of the loaded keys; operators change them in place."""
         self._digests: dict[str, int] = {}
-        """Digests of the loaded states, by which the shard finds out whether a state has changed."""
+        """The digests of the states when they were loaded. By them, the shard finds the changed
+        states."""
         self._shared_digest = 0
         self._entries_before: dict[str, list[str | None]] = {}
         """Key → the entries of a processor's stores before the batch."""
@@ -162,8 +163,9 @@ class OperatorRun:
 
     def _closed_time(self, timeline: Timeline) -> int:
         """The stream time at which the operator drops state that can no longer change."""
-        # As in Kafka Streams, a record is late by the stream time of its own cogrouped stream, but
-        # the results that a suppress step holds back come out by the largest stream time.
+        # As in Kafka Streams, the stream time of a record's own cogrouped stream decides whether
+        # the record is late. But the largest stream time of all cogrouped streams decides when a
+        # suppress step sends a result.
         return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
 
     @property

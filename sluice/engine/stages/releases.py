@@ -82,7 +82,7 @@ class Releases:
         return None
 
     def _head(self) -> tuple[int, str] | None:
-        """The due time and the key that are first, without removing them."""
+        """The earliest due time and its key. Does not remove them from the heap."""
         while self._heap:
             due, key = self._heap[0]
             if key in self._due and self._due[key][0] == due:

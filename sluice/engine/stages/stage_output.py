@@ -143,7 +143,10 @@ class StageOutput:
 
     @property
     def has_many_rows(self) -> bool:
-        """Whether results can and should be taken before all rows of their keys have been processed."""
+        """Whether to take the results before all rows are processed, because there are many.
+
+        Not if only a key's last result matters: the last result is unknown until then.
+        """
         return len(self._rows) > _MANY_ROWS and not self.only_stored
 
     def start_row(
@@ -423,7 +426,10 @@ _COLUMNS = (
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """The number of each result among the results with the same cause, which follow each other."""
+    """The number of each result among the results with the same cause.
+
+    Such results follow each other.
+    """
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))

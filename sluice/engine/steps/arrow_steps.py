@@ -37,7 +37,7 @@ class ArrowSteps:
     """The task's stateless steps: from decoded records to the columns of `schema`."""
 
     layers: Layers
-    """The columns of each layer, which read the columns of the layers before."""
+    """The columns of each layer. They read the columns of earlier layers."""
     types: Mapping[str, str]
     """The types of the columns before the layers."""
     functions: Mapping[str, Function] = field(default_factory=dict)
@@ -77,9 +77,9 @@ class ArrowSteps:
 
     @classmethod
     def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers) -> Self:
-        """The steps of a job and the layers after them, which give the columns with these names and SQL.
+        """The steps that compute these columns: the job's layers, then the layers `more`.
 
-        `read` is the schema of decoded records.
+        `columns`: name → SQL. `read` is the schema of decoded records.
         """
         last = tuple(Column(name, sql, None) for name, sql in columns.items() if name != sql)
         steps = cls((*job.layers, *more, last), types_read(job), functions_of(job))

@@ -43,7 +43,10 @@ def _reduce_meta(meta: msgspec.Meta) -> tuple[Any, tuple[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Pickled:
-    """A function, a class or an instance, whose module is loaded from its file if it cannot be imported by name."""
+    """A pickled function, class or instance.
+
+    If its module cannot be imported by name, the module is loaded from its file.
+    """
 
     module: str
     file: str

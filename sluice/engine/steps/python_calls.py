@@ -38,12 +38,12 @@ Function: TypeAlias = Callable[
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """The job's Python functions of many records, by the names under which SQL calls them."""
+    """Name under which SQL calls it → a Python function of the job, which takes many records."""
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
 def calls_of(job: Job) -> dict[str, Call | BatchCall]:
-    """The calls of the job's Python functions, by the names under which SQL calls them."""
+    """Name under which SQL calls it → how a Python function of the job is called."""
     calls: dict[str, Call | BatchCall] = {}
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
@@ -57,7 +57,7 @@ def calls_of(job: Job) -> dict[str, Call | BatchCall]:
 
 @dataclass(frozen=True)
 class _Calls:
-    """What calls of an author's function for one value and for many values have in common."""
+    """Base class of the calls of an author's function, for one value or for many values."""
 
     planned: PythonFunction
     step: str
@@ -161,8 +161,11 @@ class BatchCall(_Calls):
         return outcomes
 
     def _outcomes(self, texts: list[str]) -> list[Outcome]:
-        """Call the function with these values, or with fewer and fewer of them if it fails."""
-        # It is loaded outside of the `try`, because an error in loading the function must not
+        """Call the function with these values.
+
+        If it fails, call it with each half of them, and so on.
+        """
+        # The function is loaded outside of the `try`, because an error while loading it must not
         # reject a record.
         function = self.planned.function.value
         values = self._arguments(texts)

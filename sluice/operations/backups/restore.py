@@ -1,7 +1,7 @@
-"""Restores a backup into an empty installation: in SQLite files or PostgreSQL, even if the other was backed up.
+"""Restores a backup into an empty installation.
 
-Unlike an import, a restore copies files that nobody uses. It compares them with the backup's
-checksums.
+The installation can use SQLite files or PostgreSQL, whichever of the two was backed up. Unlike an
+import, a restore copies files that nobody uses. It compares them with the backup's checksums.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ _MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
 
 
 class Accumulator:
-    """The operations of one aggregate function on its accumulated value, the `accumulator`, of msgspec type `kind`."""
+    """The operations of one aggregate function.
+
+    The function's accumulated value, the `accumulator`, has the msgspec type `kind`.
+    """
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -383,7 +386,7 @@ class ApproximateCountDistinct(InPlace):
 
 
 Parts = tuple[float, ...]
-"""For each percentile, the part of all values that is below it, such as 0.5 for the median."""
+"""For each percentile, the share of all values that are below it, such as 0.5 for the median."""
 
 
 class ApproximatePercentile(InPlace):

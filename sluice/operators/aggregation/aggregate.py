@@ -32,7 +32,8 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     windows: dict[int, tuple[int, T]]
     """Has only the key 0, because the aggregate has no windows."""
     instead: dict[str, str | None]
-    """Row key → the value that the aggregate includes instead of the row's current value, whose addition failed."""
+    """Row key → the earlier value of the row that the aggregate still includes, because adding the
+    row's current value has failed."""
 
 
 class BaseAggregation:
@@ -435,12 +436,15 @@ class WindowedAggregate(WindowAggregation):
                 out.send_late()
 
     def _last_forgotten_end(self, row: Row) -> int:
-        """The latest end of a window that begins again with the row, because another cogrouped stream is far ahead."""
+        """The latest end of a window that has been forgotten, as a cogrouped stream is far ahead.
+
+        If the row is not late for such a window, the window begins again with the row.
+        """
         latest = row.latest_of_sides[0]
         if latest < 0:
             return latest
-        # In Kafka Streams, the store keeps windows for their size and grace, and its time is the start of its latest
-        # window, whichever stream that window comes from.
+        # In Kafka Streams, the store keeps windows for their size and grace. The store's time is
+        # the start of its latest window, whichever stream that window comes from.
         latest_start, _ = self.window.bounds_of(latest)[-1]
         return self.lateness.last_closed_end(latest_start)
 

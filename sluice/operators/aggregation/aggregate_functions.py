@@ -51,7 +51,8 @@ class Function:
     argument: type | None = None
     """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None for `count(*)`."""
     parameters: tuple[float, ...] = ()
-    """The number of values that `top` keeps; or for each percentile, the part of all values below it, such as 0.5."""
+    """The number of values that `top` keeps; or for each percentile, the share of values below it,
+    such as 0.5."""
     bigint: bool = False
     """Whether a sum of integers must fit 64 bits, because expressions read it as BIGINT."""
     maps: bool = False

@@ -56,13 +56,17 @@ class SlidingAggregate(WindowAggregation):
             out.send_late()
 
     def _forget_windows(self, state: Windows, row: Row, out: Output) -> None:
-        """Forget the windows that begin again, because another cogrouped stream is far ahead of the row's stream."""
+        """Forget windows if another cogrouped stream is far ahead of the row's stream.
+
+        If the row is not late for such a window, the window begins again with the row.
+        """
         latest, size = row.latest_of_sides[0], self.window.size_ms
         if latest < 0:
             return
-        # In Kafka Streams, the store keeps windows for twice their size and grace, and its time is the start of its
-        # latest window. That window begins between the latest record and one size before it, depending on the records
-        # of all keys; here, it counts as beginning one size before, which forgets the fewest windows.
+        # In Kafka Streams, the store keeps windows for twice their size and grace. The store's time
+        # is the start of its latest window. That window begins between the latest record and one
+        # size before it, depending on the records of all keys. Here, it counts as beginning one
+        # size before the latest record, so that the fewest windows are forgotten.
         last_end = self.lateness.last_closed_end(latest - 2 * size)
         forgotten = [start for start in state if start + size <= last_end]
         for start in forgotten:
@@ -144,7 +148,8 @@ class SlidingAggregate(WindowAggregation):
     ) -> bool:
         """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
 
-        Kafka Streams sends the windows in this order, which is visible to a later step that does not distinguish them.
+        The results of the windows are sent in the same order as in Kafka Streams. A later step that
+        does not distinguish the windows sees the order.
         """
         previous = state[0][0] if 0 in state else row.time
         containing = [start for start in reversed(starts) if 0 < start <= row.time]

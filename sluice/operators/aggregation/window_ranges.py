@@ -117,7 +117,7 @@ def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: in
 
 
 def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
-    """For each record, a time that is not after the end of any window that the record may change.
+    """For each record, a lower bound of the ends of the windows that the record may change.
 
     `ends`: the sorted places at which sessions may end, which are all records and the ends of earlier sessions.
     """

@@ -27,7 +27,7 @@ _MOST_PAIRS = 2_000_000
 
 @dataclass(frozen=True)
 class _Records:
-    """The records of both sides: first the rows, with their indices as numbers, then the records in the states."""
+    """The records of both sides: first the rows' records, in order, then the stored records."""
 
     keys: Indices
     """The number of each record's key."""
