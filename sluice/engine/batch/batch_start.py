@@ -1,4 +1,4 @@
-"""The data that a batch's tasks need from its start: its number, its clock and the stream times.
+"""The data that a batch's tasks need from its start: its number, its time and the stream times.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
 query. The hosts therefore need not share a file.

@@ -1,9 +1,9 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Stream time belongs to a group and a partition of its source: the largest event time of the records so far, including
-late records. `sluice/operators/lateness.py` decides by it when records are late. A task sees a partition in offset
-order, so stream time is a running maximum that continues from the last batch, and results do not depend on where
-batches end.
+late records. `sluice/operators/lateness.py` uses it to decide which records are late. A task sees a
+partition in offset order, so stream time is a running maximum that continues from the last batch,
+and results do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Windowing:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Each group's number, with its records of one partition. A record occurs once for each window that counts it.
 
-        Adds counts, stream times and late records to `results`, and marks in `outcome` how each record ended.
+        Adds counts, stream times and late records to `results`, and marks the outcome of each
+        record in `outcome`.
         """
         # The closed time is kept from batch to batch. If it were computed anew, it would go back
         # when an idle partition gets records again.

@@ -43,9 +43,8 @@ class AtLeastOnce:
     ) -> AtLeastOnce | None:
         """The writer of a job's at-least-once outputs, or None if all outputs are written exactly once.
 
-        `default` is the delivery of outputs that do not choose one.
-
-        Dead letters are never written at least once.
+        `default` is the delivery of outputs that do not choose a delivery. Dead letters are never
+        written at least once.
         """
         topics: set[str] = set()
         for sink in job.sinks:

@@ -182,7 +182,11 @@ class ChangeSteps:
         return f"STRUCT<{', '.join(fields)}>"
 
     def _with_objects(self, changes: pa.Table) -> pa.Table:
-        """The changes with a column `json` of objects, because the elements of an array in Spark all have one type."""
+        """The changes with an additional column `json`: each row's values as a JSON object.
+
+        Spark cannot read the row's JSON array, because all elements of its arrays have the same
+        type.
+        """
         objects = pa.array(map(_object_of, changes.column("value").to_pylist()), pa.string())
         names = ["key", "window_start", "window_end", "time", *self._rights]
         return changes.select(names).append_column("json", objects)
@@ -191,7 +195,7 @@ class ChangeSteps:
 def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
     """The layers of a step that can fail.
 
-    It is not computed for changes that are rejected already.
+    The step is not computed for changes that are rejected already.
     """
     passed = f"{REJECTED_CHANGE} IS NULL"
     expression = FallibleExpression(name, step.step, passed, (step.sql,), None, step.causes)

@@ -2,7 +2,8 @@
 
 If a step fails for most records, then the step is wrong. If most records cannot even be read, then their producer or
 the contract is wrong, and a result without them would mislead. Such a batch ends the run. A batch with fewer
-rejected records is published, and the pipeline is degraded until a batch has hardly any.
+rejected records is published, and the pipeline is degraded until a batch has hardly any rejected
+records.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _NOT_REJECTED = {
     "dead_letter/processing",
     "dropped/processing",
 }
-"""Counts of records that could be read: operators ignore them, as in Kafka Streams, or a step failed for them."""
+"""Counts with the prefixes above, but of records that could be read: operators ignored them, as in
+Kafka Streams, or a step failed for them."""
 
 _FEW = 100
 """If the limit is a share, fewer rejected records than this never end a run: half of a small batch may be bad."""
@@ -60,7 +62,7 @@ def require_few_failures(
     counts: Mapping[str, int],
     dead_letters: Sequence[pa.Table],
 ) -> None:
-    """Raise RecordsRejected if too many records of a batch could not be read, or if a step failed for too many.
+    """Raise RecordsRejected if too many of a batch's records could not be read or failed in a step.
 
     The error quotes some of the batch's `dead_letters`.
     """

@@ -95,7 +95,7 @@ class BatchResult:
     """The stream times after the batch."""
 
     has_new_times: bool
-    """Whether a task has reported a time: it has read records, or run operators for their timers."""
+    """Whether a task has reported a time. It does so if it has read records or has fired timers."""
 
     @property
     def is_empty(self) -> bool:

@@ -131,8 +131,8 @@ class ShardWriter:
         events = rows.filter(is_event)
         latest = self._latest_changes(rows.filter(pc.invert(is_event)))
         state_rows = rows_of(latest)
-        # `rows_of` copies the rows. A large batch would need half a gigabyte more
-        # if they were kept.
+        # `rows_of` copies the rows. A large batch would need half a gigabyte more if the original
+        # rows were kept.
         del received, rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
@@ -175,7 +175,10 @@ class ShardWriter:
         return merged
 
     def _sum(self, first: Row, second: Row) -> Row:
-        """Combine two versions of a state row: rows of groups are added up; for other rows, the second is returned."""
+        """Combine two versions of a state row.
+
+        Rows of groups are added up. Of any other row, the second version is returned.
+        """
         value, more = first[4], second[4]
         if second[0] not in self.totals.groups or value is None or more is None:
             return second

@@ -81,7 +81,7 @@ class BatchLoop:
         batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
         for number, ends in enumerate(batch_ends, start=first):
             self._run_from(number, now, ends)
-        # Every batch fires the timers that are due. If there was no batch, the timers get one.
+        # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         if self._next_number == first and self._has_due_timers(now):
             self._run_from(first, now, begin)
 

@@ -165,7 +165,10 @@ class ColumnAggregation:
 
     @classmethod
     def of(cls, run: OperatorRun, suppressing: Sequence[OperatorRun]) -> Self | None:
-        """The aggregation of an operator of which only last results matter; None if it needs the order of records."""
+        """The aggregation of an operator for which only last results matter.
+
+        None if the operator needs the order of records.
+        """
         operator = run.operator
         if not isinstance(operator, WindowAggregation) or operator.retracts:
             return None
@@ -228,7 +231,10 @@ class ColumnAggregation:
         return records.rows
 
     def _complete(self, table: pa.Table) -> Numbers:
-        """The indices of the rows that have all that the operator needs. Counts the other rows as dropped."""
+        """The indices of the rows with a key, a time and, if it is needed, a value.
+
+        Counts the other rows as dropped.
+        """
         is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
         if isinstance(self.window, SlidingWindow):
             is_complete &= boolean_mask(table.column("value").is_valid())

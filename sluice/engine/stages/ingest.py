@@ -38,7 +38,7 @@ from sluice.values.row_order import END_OF_RECORD
 
 @dataclass(kw_only=True)
 class _TaskResults(TaskResults):
-    """The results, windowed records and advances of one task of a batch so far."""
+    """What a task of a batch has collected: results, windowed records and advances of times."""
 
     windowing: Windowing
     windowed: WindowedRecords
@@ -181,7 +181,10 @@ class Ingest:
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> pa.RecordBatch:
-        """Rows for one side of an operator. Also adds the rows that advance its stream time to the task's advances."""
+        """Rows for one side of an operator.
+
+        Also notes in `task` which rows advance its stream time.
+        """
         indices = np.flatnonzero(passed)
         taken = pa.array(indices)
         columns: dict[str, pa.Array | int | bool | str | bytes] = {

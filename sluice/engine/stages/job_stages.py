@@ -155,7 +155,7 @@ class Stages:
         return tuple(results)
 
     def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
-        """The tasks after a stage's results have become rows for their targets."""
+        """The tasks that run when a stage's results have become rows for their targets."""
         report_advances = ReportAdvances.of(self.job, number)
         moves = ForeignKeyMoves.of(self.job, number)
         needed: list[BatchTask] = []

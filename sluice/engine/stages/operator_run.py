@@ -208,7 +208,10 @@ class OperatorRun:
         return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
-        """Send the results that are due before a row at `position` is processed, or after it if `with_row`."""
+        """Send the results that are due before the row at `position`.
+
+        If `with_row`, also send the results that become due with this row.
+        """
         releases = self.releases
         assert releases is not None
         if self._unscheduled:

@@ -51,7 +51,7 @@ class Releases:
         self._heap: list[tuple[int, str]] = []
         """Due time and key. An entry that differs from `_due` is out of date, and is skipped."""
         self._due: dict[str, tuple[int, Position]] = {}
-        """Key → the time at which its next results are due, and their first possible position."""
+        """Key → when its next results are due, and the earliest position to send them at."""
 
     def schedule(self, key: str, due: int | None, position: Position) -> None:
         """Set the time at which the key's next result is due. The result is sent at `position` at the earliest.

@@ -155,7 +155,7 @@ class StageOutput:
         stream_time: int,
         released: Released | None = None,
     ) -> None:
-        """Start the results of the next row, or with `released`, of a key whose results are due."""
+        """Start the results of the next row, or of a key whose results are due (`released`)."""
         self.position = position
         self.stream_time = stream_time
         self.released = released

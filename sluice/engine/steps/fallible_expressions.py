@@ -27,8 +27,7 @@ def share_subexpressions(spark: SparkSession, *, shared: bool) -> None:
     """Allow or forbid that the session's next query computes common subexpressions only once.
 
     Forbid it for a query with fallible expressions: if two of them share a subexpression, Spark
-    would compute it
-    outside of both, where a failure ends the query.
+    would compute it outside of both, where a failure ends the query.
     """
     # `getConf` would copy all settings, each with calls of the JVM.
     usual = str(spark.sparkContext._conf.get(_SHARING, "true"))
@@ -154,7 +153,8 @@ def _error_column(
 def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]]:
     """For each part of the expression: a column that is null where the part fails, and its error text.
 
-    sqlglot writes the parts, and some functions in a way that Spark cannot parse or resolve: such parts are left out.
+    sqlglot writes the SQL of the parts. Parts that Spark cannot parse or resolve in this SQL are
+    left out.
     """
     for sql, cause in fallible.causes:
         with suppress(PySparkException):

@@ -32,7 +32,10 @@ def register(spark: SparkSession) -> None:
 
 
 def key_sql(sql: str, kind: spark.DataType) -> str:
-    """SQL for the text of the key `sql`, a column or a part of it. Raises NoKeyError if its type cannot be a key."""
+    """SQL for the text of the key `sql`, which is a column or a part of a column.
+
+    Raises NoKeyError if the key's type cannot be a key type.
+    """
     return f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
 
 
