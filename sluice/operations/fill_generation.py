@@ -19,10 +19,9 @@ import msgspec
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
     CLOSED,
+    OF_WORKERS,
     OWN_TIMES,
-    WALL,
     StreamTimes,
-    wall_name,
 )
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.windowing import closed
@@ -298,9 +297,9 @@ def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
     name, _, rest = key.partition("/")
     if name == CLOSED and rest:
         return [f"{CLOSED}/{now}" for now in names.get(rest, ())]
-    if name == WALL:
+    if name in OF_WORKERS:
         operator, _, worker = rest.rpartition("/")
-        return [wall_name(now, int(worker)) for now in names.get(operator, ())]
+        return [f"{name}/{now}/{worker}" for now in names.get(operator, ())]
     if name in OWN_TIMES:
         return [key]
     suffix = next((side for side in _SIDES if name not in names and name.endswith(side)), "")

@@ -27,6 +27,8 @@ class PlannedPipeline:
     name: str
     workers: int
     idle_timeout_ms: int | None
+    advance_when_idle_ms: int | None
+    """How long an operator's topics are silent before its stream time goes on by the clock; None for never."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float

@@ -64,6 +64,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         name=pipeline.name,
         workers=pipeline.workers,
         idle_timeout_ms=pipeline.idle_timeout_ms,
+        advance_when_idle_ms=pipeline.advance_when_idle_ms,
         linger_ms=pipeline.linger_ms,
         max_failures=pipeline.max_failures,
         max_rejected=pipeline.max_rejected,

@@ -194,7 +194,8 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.due_keys(*arguments))
 
     async def _earliest_timer(self, request: Request) -> Any:
-        arguments = _decode(msgspec.json.Decoder(tuple[int, int, int]), await _body(request))
+        kind = tuple[int, int, int, Literal["due", "wall"], int]
+        arguments = _decode(msgspec.json.Decoder(kind), await _body(request))
         return await self._on(request, lambda shard: shard.earliest_timer(*arguments))
 
     async def _write_states(self, request: Request) -> None:

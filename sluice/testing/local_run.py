@@ -70,7 +70,7 @@ class LocalRun(PipedRun):
         if self._failed is not None:
             raise self._failed
         self.keep_headers(records)
-        start = self.plan(self.batch + 1)
+        start = self.plan(self.batch + 1, reads_records=bool(records))
         try:
             with batch_context(start):
                 self.publish(compute_batch(self._query, records), start.number)

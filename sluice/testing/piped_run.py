@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.engine.batch.batch_start import BatchStart
+from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.record_headers import Place, headers_of
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import earliest_timer
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import ROWS, Publisher
 from sluice.engine.publish.shard_writer import StateRows
@@ -97,21 +97,27 @@ class PipedRun:
             destinations=Destinations(self.output, tables=table_sinks, headers_at=self.headers_at),
         )
 
-    def plan(self, batch: int) -> BatchStart:
+    def plan(self, batch: int, *, reads_records: bool = True) -> BatchStart:
         """Plan a batch. Returns its start, which its tasks need."""
         planned = PlannedBatch(number=batch, begun=self.clock.now())
-        return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}))
+        return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}, reads_records=reads_records))
 
     def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""
         raise NotImplementedError
 
     def fire_timers(self) -> None:
-        """Run a batch without records if a wall-clock timer is due."""
-        times = self._ledger.snapshots.times_before(self.storage.ref, self.batch + 1)
-        due = earliest_timer(times)
+        """Run a batch without records if a wall-clock timer is due, and while results are due without records."""
+        due = self._idle_time.next_batch
         if due is not None and due <= self.clock.now():
             self.process([])
+        while self._idle_time.has_results(self.clock.now()):
+            self.process([])
+
+    @property
+    def _idle_time(self) -> IdleTime:
+        times = self._ledger.snapshots.times_before(self.storage.ref, self.batch + 1)
+        return IdleTime(self.job, times, self.partitions)
 
     def keep_headers(self, records: Sequence[str]) -> None:
         """Keep the headers of records, because dead letters of later steps contain them."""

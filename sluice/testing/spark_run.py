@@ -98,7 +98,7 @@ class SparkRun(PipedRun):
 
     def process(self, records: list[str]) -> None:
         self.keep_headers(records)
-        write_start(self._start, self.plan(self.batch + 1))
+        write_start(self._start, self.plan(self.batch + 1, reads_records=bool(records)))
         self._input.add(records or [_NO_RECORD])
         try:
             self._query.processAllAvailable()

@@ -174,7 +174,15 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock, after the records that were piped before, and fire the timers that are due then."""
+        """Advance the wall clock, after the records that were piped before, and fire the timers that are due then.
+
+        Sends the results that are due because stream time goes on without records (`advance_when_idle`).
+        """
+        if not (isinstance(milliseconds, int) and milliseconds >= 0):
+            raise TopologyError(
+                f"The clock cannot advance by {milliseconds!r} ms.",
+                next_step="Pass a whole number of milliseconds that is not negative.",
+            )
         self.commit()
         self._run.clock.advance(milliseconds)
         self._run.fire_timers()

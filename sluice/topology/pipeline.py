@@ -56,7 +56,8 @@ class Pipeline(Graph):
     `zone` is the time zone of event times without a time zone. A record whose event time is more than `max_future_skew`
     ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
     partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
-    every partition.
+    every partition. If all topics of a step have been silent for `advance_when_idle`, the step's stream time goes on by
+    the clock, so that windows close and time limits pass without records; by default, only records advance stream time.
 
     A run ends when it has read all records. With `linger`, it then waits that long for new records and processes them
     at once, without starting Spark again: results are seconds old while records keep arriving.
@@ -81,6 +82,7 @@ class Pipeline(Graph):
         zone: str = "UTC",
         max_future_skew: Duration = "1 hour",
         idle_timeout: Duration | None = None,
+        advance_when_idle: Duration | None = None,
         linger: Duration = "0 s",
         on_error: OnError = "dead_letter",
         max_failures: float = 0.5,
@@ -100,10 +102,12 @@ class Pipeline(Graph):
         self.zone = zone
         self.max_future_skew_ms = milliseconds(max_future_skew)
         self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
+        self.advance_when_idle_ms = None if advance_when_idle is None else milliseconds(advance_when_idle)
         self.linger_ms = milliseconds(linger)
         arguments.require_at_least(where, "linger", self.linger_ms, 0)
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.require_at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
+        arguments.require_at_least(where, "advance_when_idle", self.advance_when_idle_ms, 1)
         self.max_failures = _valid_batch_limit(where, "max_failures", max_failures)
         self.max_rejected = _valid_batch_limit(where, "max_rejected", max_rejected)
         self.schedule = _valid_schedule(where, schedule)

@@ -141,14 +141,15 @@ class StreamTimeReader:
     partitions: Mapping[str, int]
     """Topic of each stream → its number of partitions."""
     idle_timeout_ms: int | None
+    goes_on_when_idle: bool
 
     @classmethod
     def of(cls, job: Job, partitions: Mapping[str, int]) -> Self:
         counts = {source.topic: partitions[source.topic] for source in job.streams}
-        return cls(counts, job.pipeline.idle_timeout_ms)
+        return cls(counts, job.pipeline.idle_timeout_ms, job.pipeline.advance_when_idle_ms is not None)
 
     def before(self, start: BatchStart) -> StreamTimes:
-        return StreamTimes(start.times, self.partitions, start.begun, self.idle_timeout_ms)
+        return StreamTimes(start.times, self.partitions, start.begun, self.idle_timeout_ms, self.goes_on_when_idle)
 
 
 @dataclass

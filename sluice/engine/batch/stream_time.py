@@ -2,7 +2,7 @@
 
 An operator's window closes when the stream times of all partitions of the operator's topics have reached the window's
 end. A partition without records can still get records of any event time, so windows wait for it, unless the pipeline
-has an idle timeout.
+has an idle timeout. `idle_time` says how stream time goes on without records.
 """
 
 from __future__ import annotations
@@ -35,8 +35,17 @@ ORDER = ":order"
 WALL = ":wall"
 """Name of the time at which a worker's earliest wall-clock timer of an operator is due."""
 
-OWN_TIMES = (CLOSED, ORDER, SEEN, WALL)
+DUE = ":due"
+"""Name of the stream time at which a worker's earliest result of an operator is due that waits for stream time."""
+
+IDLE = ":idle"
+"""Name of the clock of the last batch in which stream time went on without records."""
+
+OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
 """Names among the stream times that snapshots do not show: they belong to no operator."""
+
+OF_WORKERS = (DUE, WALL)
+"""Names of times that each worker has for itself."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class StreamTimes:
     now: int
     """The time at which the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
+    goes_on_when_idle: bool = False
+    """Whether stream time goes on without records, if the pipeline's topics are silent for long enough."""
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
@@ -76,6 +87,16 @@ class StreamTimes:
         """When the worker's earliest wall-clock timer of an operator is due; -1 without a timer, None if unknown."""
         return self.times.get(wall_name(operator, worker))
 
+    def has_reached_result(self, operator: str, clock: str, worker: int) -> bool:
+        """Whether stream time, which has gone on without records, has reached a result that the worker holds back."""
+        due = self.times.get(due_name(operator, worker), BEFORE_ALL)
+        return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(f"{CLOSED}/{clock}", BEFORE_ALL)
+
+    @property
+    def went_on_when_idle(self) -> bool:
+        """Whether this batch has no records, and stream time has gone on for some operators."""
+        return self.times.get(IDLE) == self.now
+
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
         """Whether no partition with this number of any of the topics had a record during the idle timeout."""
         if self.idle_timeout_ms is None:
@@ -89,17 +110,23 @@ def wall_name(operator: str, worker: int) -> str:
     return f"{WALL}/{operator}/{worker}"
 
 
+def due_name(operator: str, worker: int) -> str:
+    """The name, among the stream times, of the stream time at which the worker's earliest result is due."""
+    return f"{DUE}/{operator}/{worker}"
+
+
 def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
     """The times for another number of workers, among which the keys with timers are divided anew.
 
     Every worker looks for timers when the operator's earliest timer is due.
     """
-    spread = {name: time for name, time in times.items() if not name.startswith(f"{WALL}/")}
+    of_workers = tuple(f"{kind}/" for kind in OF_WORKERS)
+    spread = {name: time for name, time in times.items() if not name.startswith(of_workers)}
     for name, time in times.items():
-        if name.startswith(f"{WALL}/") and time >= 0:
-            operator = name.removeprefix(f"{WALL}/").rpartition("/")[0]
+        if name.startswith(of_workers) and time >= 0:
+            operator = name.rpartition("/")[0]
             for worker in range(workers):
-                new = wall_name(operator, worker)
+                new = f"{operator}/{worker}"
                 spread[new] = min(time, spread.get(new, time))
     return spread
 

@@ -19,10 +19,11 @@ import pyarrow as pa
 import structlog
 
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
+from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.rejections import rejected_rows
 from sluice.engine.batch.side_outputs import Collected, SideOutput
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes, earliest_timer
+from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
@@ -141,14 +142,18 @@ class Publisher:
     def __post_init__(self, published: int | None) -> None:
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
-    def begin(self, plan: PlannedBatch, before: Positions) -> Mapping[str, int]:
+    def begin(self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True) -> Mapping[str, int]:
         """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times at its start.
+
+        If the batch reads no records, stream time may go on by the batch's clock (see `IdleTime`).
 
         Call this before the batch's query starts: the tasks need these stream times, and run before Spark calls the
         publisher.
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
+        if not reads_records:
+            self._times = IdleTime(self._job, self._times, self.partitions).at(plan.begun)
         # Discard the side outputs that a failed attempt may have left in this process.
         self.storage.side_outputs.take()
         return self._times
@@ -362,7 +367,7 @@ class Publisher:
             stream_times=shown_times,
             counts=counts,
             run=self.auditor.run if self.auditor else "",
-            due=earliest_timer(times),
+            due=IdleTime(self._job, times, self.partitions).next_batch,
         )
 
     @property

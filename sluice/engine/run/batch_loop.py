@@ -20,7 +20,8 @@ from typing import Any
 from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.checkpoint import write_checkpoint
-from sluice.engine.batch.stream_time import ORDER, earliest_timer
+from sluice.engine.batch.idle_time import IdleTime
+from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
@@ -66,7 +67,8 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams.
 
-        Without new records, fires the wall-clock timers that are due, in a batch of their own.
+        Without new records, fires the wall-clock timers that are due, in a batch of their own. The last batches have no
+        records: stream time goes on in them (see `IdleTime`).
         """
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -84,6 +86,9 @@ class BatchLoop:
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         if self._next_number == first and self._has_due_timers(now):
             self._run_from(first, now, begin)
+        # The results that one of these batches sends may let the time of the next operator go on.
+        while self._idle_time.has_results(now):
+            self._run_from(self._next_number, now, _offsets(self.positions))
 
     def _run_from(self, number: int, now: int, ends: Offsets) -> None:
         self.run(
@@ -97,9 +102,14 @@ class BatchLoop:
 
     @property
     def next_timer(self) -> int | None:
-        """When the earliest wall-clock timer is due, epoch ms; None without a timer."""
+        """When a timer or a result is due that needs no records, epoch ms; None if there is none."""
+        return self._idle_time.next_batch
+
+    @property
+    def _idle_time(self) -> IdleTime:
         storage = self.query.storage
-        return earliest_timer(self.ledger.snapshots.times_before(storage.ref, self._next_number))
+        times = self.ledger.snapshots.times_before(storage.ref, self._next_number)
+        return IdleTime(self.query.job, times, self.query.partitions)
 
     def _has_due_timers(self, now: int) -> bool:
         next_timer = self.next_timer
@@ -166,7 +176,7 @@ class BatchLoop:
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
         # This comes before the query starts: its tasks need the start, and run before Spark calls the publisher.
-        times = self.publisher.begin(plan, before)
+        times = self.publisher.begin(plan, before, reads_records=offsets_between(before, plan.ends) > 0)
         tell_tasks(self.query.spark.sparkContext, BatchStart(plan.number, plan.begun, times))
 
     def _conf(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position
-from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, wall_name
+from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, due_name, wall_name
 from sluice.engine.stages.advances import is_replaced
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
@@ -69,6 +69,14 @@ class BatchStates:
     def earliest_timer(self, operator: int) -> int:
         """When the earliest wall-clock timer is due, read after the batch's states are written; -1 without a timer."""
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
+        return BEFORE_ALL if due is None else due
+
+    def earliest_result(self, operator: int, after: int) -> int:
+        """When the earliest result after a stream time is due, read after the batch's states are written; -1 for never.
+
+        Of a join, this may also be the time at which a record can no longer be matched.
+        """
+        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
         return BEFORE_ALL if due is None else due
 
 
@@ -438,6 +446,24 @@ class OperatorRun:
             return {}
         name = wall_name(self.spec.plan.name, self._stored.worker)
         return {name: self._stored.earliest_timer(self.spec.number)}
+
+    def result_after(self) -> dict[str, int]:
+        """When the worker's earliest result that waits for stream time is due after the batch, by name."""
+        if self.timeline is None or not self._stored.before.goes_on_when_idle or not self._waits_for_time:
+            return {}
+        name = due_name(self.spec.plan.name, self._stored.worker)
+        return {name: self._stored.earliest_result(self.spec.number, self.timeline.closed_after)}
+
+    @property
+    def _waits_for_time(self) -> bool:
+        """Whether results of the operator may wait for stream time."""
+        match self.operator:
+            case StreamJoin(outer=sides):
+                return any(sides)
+            case Process(sets_timers=sets_timers):
+                return sets_timers
+            case _:
+                return isinstance(self.operator, Suppress | VersionedJoin)
 
     def _put_store_changes(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""

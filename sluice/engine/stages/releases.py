@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.engine.batch.row_schemas import Position, has_origin
+from sluice.engine.batch.row_schemas import BEGIN, Position, has_origin
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.joins.streams import StreamJoin
 from sluice.values.row_order import end_path
@@ -106,6 +106,7 @@ class UnmatchedSearches(Releases):
         """Position and stream time of the current search."""
         self._next_advance = 0
         """The number of the first advance of stream time that has not been processed."""
+        self._begins_with_search = timeline.went_on_when_idle
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
         while True:
@@ -115,6 +116,11 @@ class UnmatchedSearches(Releases):
             # The current search has found its last key. Go on to the next search before the
             # position.
             self._current = None
+            if self._begins_with_search:
+                self._begins_with_search = False
+                self._join.look(self.timeline.closed_before)
+                self._current = BEGIN, self.timeline.closed_before
+                continue
             search = self._next_search()
             if search is None:
                 return None

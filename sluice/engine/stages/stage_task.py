@@ -59,14 +59,19 @@ class Stage:
             if batch.num_rows:
                 yield from received.add(batch)
         worker = this_worker() if received.worker is None else received.worker
-        if received.worker is not None or self._has_due_timers(before, worker):
+        if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start.number, before)
 
-    def _has_due_timers(self, before: StreamTimes, worker: int) -> bool:
-        """Whether a wall-clock timer of the worker is due, so that the stage must run even without rows."""
-        due = [before.timer_due(operator.plan.name, worker) for operator in self.operators]
-        return any(time is not None and BEFORE_ALL < time <= before.now for time in due)
+    def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
+        """Whether a wall-clock timer or a result of the worker is due, so that the stage must run even without rows."""
+        for operator in self.operators:
+            timer = before.timer_due(operator.plan.name, worker)
+            if timer is not None and BEFORE_ALL < timer <= before.now:
+                return True
+            if before.has_reached_result(operator.plan.name, operator.plan.clock, worker):
+                return True
+        return False
 
     def _run(
         self,
@@ -244,8 +249,8 @@ class StageRun:
         return states
 
     def timers_after(self) -> dict[str, int]:
-        """When the earliest wall-clock timer of each processor is due after the batch, by name."""
+        """When the earliest timer of each processor, and the earliest result that waits, are due after the batch."""
         timers: dict[str, int] = {}
         for operator in self.operators.values():
-            timers |= operator.timer_after()
+            timers |= operator.timer_after() | operator.result_after()
         return timers

@@ -112,6 +112,11 @@ class Timeline:
         self.searches = self._searches(sides, complete) if operator.is_stream_join else ()
         """For each side of a join, the advances at which it may search for unmatched records, and their times."""
 
+    @property
+    def went_on_when_idle(self) -> bool:
+        """Whether the batch has no records, and stream time has gone on for some operators."""
+        return self._before.went_on_when_idle
+
     def _has_advances(self, number: int) -> bool:
         return bool((self._numbers == number).any())
 

@@ -133,8 +133,15 @@ class RemoteShard(Shard):
         return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
 
     @override
-    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
-        content = msgspec.json.encode((operator, before, epoch))
+    def earliest_timer(
+        self,
+        operator: int,
+        before: int,
+        epoch: int,
+        clock: str = "wall",
+        after: int = -1,
+    ) -> int | None:
+        content = msgspec.json.encode((operator, before, epoch, clock, after))
         return msgspec.json.decode(self._call("POST", "/states/earliest-timer", content), type=int | None)
 
     @override

@@ -167,8 +167,15 @@ class LocalShard(Shard):
         return keys
 
     @override
-    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
-        time = operator_states.earliest_timer(self._driver, operator, before)
+    def earliest_timer(
+        self,
+        operator: int,
+        before: int,
+        epoch: int,
+        clock: str = "wall",
+        after: int = -1,
+    ) -> int | None:
+        time = operator_states.earliest_timer(self._driver, operator, before, clock, after)
         self._require_newest_writer(epoch)
         return time
 

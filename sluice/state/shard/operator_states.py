@@ -26,7 +26,7 @@ _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "diges
 _READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
 _DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
-_EARLIEST_TIMER = f"SELECT min(s.wall) FROM states AS s WHERE s.operator = ? AND s.wall IS NOT NULL AND {_NEWEST}"
+_EARLIEST = f"SELECT min(s.{{clock}}) FROM states AS s WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"
 _DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
     SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
 _VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
@@ -107,9 +107,12 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
-def earliest_timer(driver: Driver, operator: int, before: int) -> int | None:
-    """When the operator's earliest wall-clock timer is due as of the batch before `before`; None without a timer."""
-    ((time,),) = driver.fetch(_EARLIEST_TIMER, (operator, before))
+def earliest_timer(driver: Driver, operator: int, before: int, clock: str, after: int) -> int | None:
+    """When the operator's earliest timer later than `after` is due, as of the batch before `before`.
+
+    None without such a timer. `clock` is `due` for stream time, or `wall` for the wall clock.
+    """
+    ((time,),) = driver.fetch(_EARLIEST.format(clock=clock), (operator, after, before))
     return None if time is None else int(time)
 
 

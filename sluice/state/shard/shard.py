@@ -168,10 +168,17 @@ class Shard(Protocol):
     ) -> list[str]:
         """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
 
-    def earliest_timer(self, operator: int, before: int, epoch: int) -> int | None:
-        """When the operator's earliest wall-clock timer is due, epoch ms, as of the batch before `before`.
+    def earliest_timer(
+        self,
+        operator: int,
+        before: int,
+        epoch: int,
+        clock: str = "wall",
+        after: int = -1,
+    ) -> int | None:
+        """When the operator's earliest timer later than `after` is due, in ms, as of the batch before `before`.
 
-        None without a timer.
+        None without such a timer. `clock` is `due` for stream time, or `wall` for the wall clock.
         """
 
     def write_states(

@@ -1,0 +1,127 @@
+"""Stream time that goes on by the clock while no records come, if the pipeline has `advance_when_idle`.
+
+When the topics of an operator have been silent for that long, the operator's stream time goes on as fast as the clock:
+it is the largest event time so far, plus the time since the last record, less `advance_when_idle`. It goes on only in
+batches without records, which a run begins after it has read all records, so that unread records cannot become late. It
+goes on only for operators that hold back results, and only once a result is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, DUE, IDLE, SEEN, earliest_timer
+from sluice.plan import Job, PlannedOperator
+from sluice.plan.operator_parameters import Process
+
+
+@dataclass(frozen=True)
+class IdleTime:
+    """How stream time goes on without records after a batch."""
+
+    job: Job
+    times: Mapping[str, int]
+    """The stream times after the batch."""
+    partitions: Mapping[str, int]
+    """Topic → its number of partitions."""
+
+    @property
+    def next_batch(self) -> int | None:
+        """When a batch without records has something to do, epoch ms; None without a timer and a result that waits.
+
+        It fires timers on the wall clock, or sends results for which stream time goes on.
+        """
+        begins = [self._reached_at(operator) for operator in self._waiting if not self._follows_waiting(operator)]
+        timer = earliest_timer(self.times)
+        return min([*begins, *([] if timer is None else [timer])], default=None)
+
+    def has_results(self, now: int) -> bool:
+        """Whether a result is due, because stream time has gone on until the clock's time `now`."""
+        return any(True for _ in self._due(now))
+
+    def at(self, now: int) -> dict[str, int]:
+        """The stream times of a batch without records that begins at the clock's time `now`."""
+        times = dict(self.times)
+        for operator in self._due(now):
+            name = f"{CLOSED}/{operator.clock}"
+            times[name] = max(times.get(name, BEFORE_ALL), self._stream_time(operator, now))
+            times[IDLE] = now
+        return times
+
+    def _due(self, now: int) -> Iterator[PlannedOperator]:
+        """The operators with a result that is due at `now`."""
+        for operator in self._waiting:
+            if self._reached_at(operator) <= now and not self._follows_waiting(operator, now):
+                yield operator
+
+    @cached_property
+    def _waiting(self) -> tuple[PlannedOperator, ...]:
+        """The operators that hold back results, and have had a record."""
+        if self.job.pipeline.advance_when_idle_ms is None:
+            return ()
+        waiting = [operator for operator in self.job.operators if operator.name in self._due_of_operators]
+        return tuple(operator for operator in waiting if self._latest(operator) > BEFORE_ALL)
+
+    @cached_property
+    def _due_of_operators(self) -> dict[str, int]:
+        """Name of an operator → the stream time at which its earliest result is due."""
+        of_operators: dict[str, int] = {}
+        for name, due in self.times.items():
+            if name.startswith(f"{DUE}/") and due > BEFORE_ALL:
+                operator, _, _ = name.removeprefix(f"{DUE}/").rpartition("/")
+                of_operators[operator] = min(due, of_operators.get(operator, due))
+        return of_operators
+
+    def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
+        """Whether an operator before this one holds back results, which could become late if time went on here.
+
+        The results of timers have the time of the timer, so a processor only matters if a timer is due at `now`.
+        """
+        for other in self._waiting:
+            if other.number in self._before(operator):
+                is_timed = isinstance(other.action, Process)
+                if not is_timed or (now is not None and self._reached_at(other) <= now):
+                    return True
+        return False
+
+    def _before(self, operator: PlannedOperator) -> set[int]:
+        """The numbers of all operators whose results may reach an operator."""
+        by_number = {each.number: each for each in self.job.operators}
+        before: set[int] = set()
+        waiting = [operator.number]
+        while waiting:
+            current = by_number[waiting.pop()]
+            inputs = {number for edge in current.edges for number in edge.results_of}
+            if current.chained_to is not None:
+                inputs.add(current.chained_to)
+            waiting += inputs - before
+            before |= inputs
+        return before
+
+    def _reached_at(self, operator: PlannedOperator) -> int:
+        """The clock's time at which the operator's stream time reaches the earliest result."""
+        ahead = self._due_of_operators[operator.name] - self._latest(operator)
+        return self._goes_on_at(operator) + max(ahead, 0)
+
+    def _stream_time(self, operator: PlannedOperator, now: int) -> int:
+        return self._latest(operator) + now - self._goes_on_at(operator)
+
+    def _goes_on_at(self, operator: PlannedOperator) -> int:
+        """The clock's time at which the operator's topics have been silent for long enough."""
+        silence_ms = self.job.pipeline.advance_when_idle_ms
+        assert silence_ms is not None
+        return self._largest(SEEN, operator) + silence_ms
+
+    def _latest(self, operator: PlannedOperator) -> int:
+        """The largest event time of the operator's records."""
+        return self._largest(operator.clock, operator)
+
+    def _largest(self, name: str, operator: PlannedOperator) -> int:
+        """The largest of the times that partitions of the operator's topics have under a name."""
+        largest = BEFORE_ALL
+        for topic in operator.topics:
+            for number in range(self.partitions[topic]):
+                largest = max(largest, self.times.get(f"{name}/{topic}/{number}", BEFORE_ALL))
+        return largest
