@@ -133,6 +133,10 @@ faults: $(JARS) ## Kill, pause and starve processes, and compare the results; AR
 	@KILLS="$(or $(KILLS),100)" PIPELINE="$(or $(PIPELINE),orders words)" SHARDS="$(or $(SHARDS),sqlite postgres)" \
 		$(BIN)/python -m tests.faults $(ARGS)
 
+.PHONY: incidents
+incidents: $(JARS) ## Stage incidents on a real platform, and time when each place names them; ARGS='pool lease --write'
+	@$(BIN)/python -m tests.incidents $(ARGS)
+
 .PHONY: soak
 soak: $(JARS) ## Let a run linger for MINUTES=10 at RATE=300 records a second, and show which processes and folders grow
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --rate $(or $(RATE),300)

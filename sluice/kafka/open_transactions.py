@@ -8,7 +8,7 @@ from datetime import datetime
 from sluice.kafka.record_times import timestamps_at
 from sluice.kafka.unread_records import Lag
 
-HELD_SECONDS = 60.0
+HELD_SECONDS = 40.0
 """After this time, an open transaction counts as hanging. Most producers commit within a second."""
 
 

@@ -76,8 +76,8 @@ def test_a_task_without_a_slot_waits_for_its_pool(tmp_path: Path) -> None:
 def test_a_short_wait_for_a_slot_is_usual() -> None:
     since = datetime(2026, 11, 21, 12, tzinfo=UTC)
     waits = DagState(False, None, "sluice", since)
-    assert waits.waits_for_slot("orders", since + timedelta(seconds=59)) is None
-    failure = waits.waits_for_slot("orders", since + timedelta(seconds=61))
+    assert waits.waits_for_slot("orders", since + timedelta(seconds=39)) is None
+    failure = waits.waits_for_slot("orders", since + timedelta(seconds=41))
     assert failure is not None
     assert (failure.kind, failure.at, failure.detail) == (
         "slot",

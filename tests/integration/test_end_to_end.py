@@ -26,6 +26,7 @@ from sluice.observe.monitoring import run_audits
 from sluice.state.ledger.audits import total
 from sluice.state.ledger.ledger import Ledger
 from tests.faults.world import wait_until
+from tests.incidents.places import Places
 from tests.integration.orders_view import dead_letters, differences, served
 from tests.support.airflow_browser import chromium, open_airflow
 from tests.support.airflow_database import provide_database
@@ -277,6 +278,21 @@ def named(dataset: dict[str, Any]) -> tuple[str, str]:
 
 def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:
     assert Path(platform.home / "passwords.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.fault("F47", "the brokers are away while idle, and topics never existed (a sample of incidents)")
+def test_the_page_and_the_command_name_an_input_that_is_away(platform: LocalPlatform, totals: Totals) -> None:
+    places, title = Places(platform), "The input is away"
+    wait_for_runs(platform, 1)
+    # Nobody has created the topics of the other pipelines.
+    assert wait_until(lambda: places.page("pos", "input", "does not exist. Create it") == "waiting", 60, 0.5)
+    platform.kafka.stop()
+    try:
+        assert wait_until(lambda: places.page(PIPELINE, "input", "does not answer") == "waiting", 60, 0.5)
+        assert places.status(PIPELINE, title, platform.kafka.bootstrap) == "waiting"
+    finally:
+        platform.kafka.start()
+    assert wait_until(lambda: not places.page(PIPELINE, "input"), 60, 0.5)
 
 
 @pytest.mark.browser

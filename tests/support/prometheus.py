@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,26 @@ def promtool(*arguments: str, text: str = "") -> str:
     return done.stdout + done.stderr
 
 
+QUICK = {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"}
+
+
+def scrape_seconds(page: str) -> dict[str, str]:
+    """How often Prometheus scrapes and evaluates its rules, in the configuration that a page shows."""
+    (configuration,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    seconds: dict[str, str] = yaml.safe_load(configuration)["global"]
+    return seconds
+
+
 @contextmanager
-def prometheus(folder: Path, target: str, token: str) -> Iterator[httpx.Client]:
-    """A Prometheus that scrapes a state server every three seconds. Yields a client of its API."""
+def prometheus(folder: Path, target: str, token: str, seconds: Mapping[str, str] = QUICK) -> Iterator[httpx.Client]:
+    """A Prometheus that scrapes a state server, as often as `seconds` says. Yields a client of its API."""
     program, address = _program("prometheus"), f"127.0.0.1:{free_port()}"
     scrape: dict[str, Any] = {
         "job_name": "sluice",
         "authorization": {"credentials": token},
         "static_configs": [{"targets": [target]}],
     }
-    seconds = {"scrape_interval": "3s", "scrape_timeout": "3s", "evaluation_interval": "1s"}
-    configuration = {"global": seconds, "scrape_configs": [scrape], "rule_files": [str(RULES)]}
+    configuration = {"global": dict(seconds), "scrape_configs": [scrape], "rule_files": [str(RULES)]}
     file = folder / "prometheus.yml"
     file.write_text(yaml.safe_dump(configuration))
     options = {

@@ -44,7 +44,7 @@ WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease"})
 ready."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
-SLOT_SECONDS = 60.0
+SLOT_SECONDS = 40.0
 """A run that Airflow has not started after this time waits for a slot."""
 
 _LENGTH = 1_000

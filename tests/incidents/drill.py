@@ -1,0 +1,123 @@
+"""An on-call drill: ten incidents, one by one, on a platform that keeps running.
+
+`python -m tests.incidents.drill start FOLDER` starts the platform, prints how to reach it, and runs until `stop`. In
+other shells, `next FOLDER` ends the present incident and causes the next one, in an order that nobody knows, and
+`answer FOLDER` says what the present incident is.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.incidents.incidents import INCIDENTS, Incident
+from tests.incidents.stage import Stage, stage
+
+COUNT = 10
+STARTED, REQUEST, ANSWER = "drill.json", "request", "answer"
+FIRST = ("sales", "returns", "scans", "visits")
+POLL_S = 0.5
+
+
+def chosen(seed: int) -> list[Incident]:
+    """Ten incidents in a random order. Incidents that leave a pipeline ill come after others of the same pipeline."""
+    incidents = random.Random(seed).sample(INCIDENTS, len(INCIDENTS))
+    lasting = {incident.pipeline for incident in incidents if not incident.ends}
+    picked: list[Incident] = []
+    for incident in incidents:
+        is_first = incident.pipeline not in {each.pipeline for each in picked}
+        if len(picked) < COUNT and (is_first or incident.pipeline not in lasting):
+            picked.append(incident)
+    return picked
+
+
+def start(folder: Path, seed: int) -> None:
+    """Start the platform, and cause incidents on request until it is told to stop."""
+    folder.mkdir(parents=True)
+    incidents = chosen(seed)
+    with stage(folder) as opened, ExitStack() as present:
+        opened.read_first_records(*FIRST)
+        _print_how_to_reach(opened, folder)
+        number = 0
+        while (request := _request(folder)) != "stop":
+            if request == "next" and number < len(incidents):
+                present.close()
+                incident = incidents[number]
+                number += 1
+                present.enter_context(incident.cause(opened))
+                kind = incident.kind or "the ledger"
+                text = f"{incident.name}. Pipeline {incident.pipeline}, kind {kind}, alert {incident.alert}."
+                (folder / ANSWER).write_text(f"{text}\n{incident.cause.__doc__ or ''}\n")
+                _say(folder, f"incident {number} of {len(incidents)} has begun")
+            elif request == "next":
+                _say(folder, "there are no more incidents")
+            time.sleep(POLL_S)
+
+
+def _print_how_to_reach(opened: Stage, folder: Path) -> None:
+    platform = opened.platform
+    log_in = platform.admin
+    variables = {name: value for name, value in platform.variables().items() if name.startswith("SLUICE_")}
+    environment = folder / "environment"
+    environment.touch(mode=0o600)
+    environment.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()))
+    assert opened.places.metrics is not None
+    assert opened.places.prometheus is not None
+    reach = {
+        "Airflow": platform.url,
+        "user": log_in.user,
+        "password": log_in.password,
+        "Prometheus": str(opened.places.prometheus.base_url),
+        "state server": str(opened.places.metrics.base_url),
+        "environment of the command sluice": f"source {environment}",
+        "broker": platform.kafka.bootstrap,
+    }
+    text = json.dumps(reach, indent=2)
+    (folder / STARTED).write_text(text)
+    print(text, flush=True)
+
+
+def _request(folder: Path) -> str:
+    file = folder / REQUEST
+    request = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    return request
+
+
+def _say(folder: Path, text: str) -> None:
+    (folder / "said").write_text(text)
+    print(text, flush=True)
+
+
+def ask(folder: Path, request: str) -> None:
+    """Ask the running drill for the next incident, and wait until it has begun; or tell it to stop."""
+    said = folder / "said"
+    said.unlink(missing_ok=True)
+    (folder / REQUEST).write_text(request)
+    while request == "next" and not said.exists():
+        time.sleep(POLL_S)
+    if said.exists():
+        print(said.read_text())
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["start", folder, *rest]:
+            start(Path(folder).absolute(), int(rest[0]) if rest else random.randrange(10**6))
+        case ["next" | "stop" as request, folder]:
+            ask(Path(folder), request)
+        case ["answer", folder]:
+            print((Path(folder) / ANSWER).read_text())
+        case _:
+            print(__doc__)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
