@@ -75,6 +75,10 @@ bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process
 bench-freshness: $(JARS) ## Time records until REST answers with them, from idle and while lingering; ARGS='--bursts 30'
 	@PYTHONPATH=. $(BIN)/python benchmarks/freshness.py $(ARGS)
 
+.PHONY: bench-monitoring
+bench-monitoring: $(JARS) ## Show what the overview, /metrics and the DAG file cost for many pipelines; ARGS='--pipelines 60'
+	@PYTHONPATH=. $(BIN)/python benchmarks/monitoring.py $(ARGS)
+
 .PHONY: bench-query
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a large shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
