@@ -172,7 +172,7 @@ def rebuild_changed(
     *,
     from_topics: bool = False,
 ) -> None:
-    """Compute a pipeline's changed stores from its topics, and keep the state of the others."""
+    """Compute a pipeline's changed stores from its topics. Keep the state of the other stores."""
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.changed_stores import ChangedStores
     from sluice.plan import Job, load_plan

@@ -45,9 +45,9 @@ DEFAULTS = {
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # A query's Kafka consumers, and the records that they have read ahead, are of no
-    # use to the next query, but Spark would keep them for five minutes: all records
-    # of five minutes if a run lingers.
+    # The next query cannot use a query's Kafka consumers and the records that they have read
+    # ahead, but Spark would keep them for five minutes. A run that lingers would then hold all
+    # records of the last five minutes.
     "spark.kafka.consumer.cache.timeout": "1s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",

@@ -33,9 +33,8 @@ OBSERVING_SECONDS = 20.0
 CLOCK_SECONDS = 5.0
 """A host's clock is off if it differs from the database's clock by more than this time."""
 _FREE_SHARE, _LEAST_FREE, _MOST_NEEDED = 0.05, 2**30, 20 * 2**30
-"""A disk is nearly full if less is free than 5 % of the disk, and also if less than 1 GiB is free.
-With
-20 GiB free, a disk is never nearly full."""
+"""A disk is nearly full if less than 5 % of the disk or less than 1 GiB is free. A disk with 20 GiB
+or more free is never nearly full."""
 
 _MOST_THREADS = 16
 

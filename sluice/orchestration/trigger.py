@@ -190,10 +190,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
-    ledger stores the offsets that have been read and when, so a restarted triggerer fires only for
-    unread records, and not before `min_interval_seconds` have passed since the last run that
-    published something began. The trigger does not fire while a driver works on the pipeline: the
-    driver may linger and read the records itself.
+    ledger stores the offsets that have been read, and when. A restarted triggerer therefore fires
+    only for unread records. It waits until `min_interval_seconds` after the beginning of the last
+    run that published something. The trigger does not fire while a driver works on the pipeline:
+    the driver may linger and read the records itself.
 
     If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It
     also records in the ledger that the pipeline waits for its input, until the input is back.
@@ -292,8 +292,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
         """Observe the pipeline.
 
-        None while the broker, a topic or the ledger is unreachable, which is logged once. A new
-        burst learns when the last run began, which an earlier triggerer has started.
+        None while the broker, a topic or the ledger is unreachable, which is logged once. A `new`
+        burst is told when the last run began, because an earlier triggerer may have started that
+        run.
         """
         try:
             seen = await watch.observe(self.pipeline, frozenset(self.topics))

@@ -62,8 +62,8 @@ class AggregationGroup:
     null: str
     """The column that says whether the record's value is null; an empty text if values are never null."""
     late: Sink | None
-    """The topic for records that are late for every window. If several groups and operators share the topic, only the
-    first of them has its sink here; the others have None."""
+    """The topic for records that are late for every window. If several groups and operators share
+    the topic, only the first of them has the topic's sink here. The others have None."""
     retention_ms: int | None
     """How long a window is kept after its end; None means forever."""
 

@@ -51,12 +51,12 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return CombinableFunction(name, argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
-        # Spark shortens the scale of a decimal with too many digits, so a type with the most digits
-        # is only a guess.
+        # Spark shortens the scale of a decimal with too many digits. So if the type has the most
+        # digits, the scale is not known.
         is_known = precision < MOST_DIGITS
         if name == "sum":
             is_known = precision + _SUM_DIGITS <= MOST_DIGITS
-        # JSON writes decimals with more places with an exponent.
+        # Decimals with more decimal places may have an exponent in JSON.
         if is_known and scale <= PLAIN_SCALE:
             return CombinableFunction(name, argument)
     return None

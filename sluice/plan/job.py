@@ -287,5 +287,5 @@ class Plan:
 
 
 PlanOf: TypeAlias = Callable[[Collection[str]], Job]
-"""A function that plans a part of a pipeline, given the names of stores and steps. The part
-consists of them and of all steps upstream of them, or of the rest of the pipeline."""
+"""A function that plans a part of a pipeline, given the names of stores and steps. The part is
+either these stores and steps with all steps upstream of them, or the rest of the pipeline."""

@@ -86,7 +86,7 @@ class JobColumns:
     def next_layer(self, stage: int) -> int:
         """The depth of a new layer after all layers so far.
 
-        A step that turns a row into several rows needs one.
+        A step that turns a row into several rows needs such a layer.
         """
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 

@@ -147,7 +147,7 @@ def waits_for_close(node: nodes.Node) -> bool:
     """Whether an operator can emit results without a new record, when stream time advances."""
     match node:
         case nodes.Aggregate():
-            # When windows of time close, they expire from the operator's state.
+            # When stream time closes a window of event time, the operator forgets the window.
             return nodes.window_of(node) is not None or node.history_ms is not None
         case nodes.Join(kind=kind):
             # Unmatched records are sent when stream time is past the end of their window. Records that look up versions

@@ -115,7 +115,7 @@ class PlannedOperator:
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
-    """The operator whose stream time applies: this operator, or the upstream operator to which it is chained."""
+    """The operator whose stream time this operator uses: itself, or the operator before it in a chain."""
     waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
@@ -126,8 +126,8 @@ class PlannedOperator:
     window: AnyWindow | None
     """The windows of the store's keys."""
     late: Sink | None
-    """The topic for late records. If several groups and operators share the topic, only the first of them has its sink
-    here; the others have None."""
+    """The topic for late records. If several groups and operators share the topic, only the first
+    of them has the topic's sink here. The others have None."""
     upstream_definition: str
     """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
     reason: str

@@ -82,7 +82,7 @@ class Scopes:
         return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
-        """The scope in which a value that is not an object, and is null, counts as a missing value."""
+        """The scope. If its values are not objects, a null counts as a missing value."""
         if not scope.scalar:
             return scope
         if scope.unchanged_result is not None:

@@ -52,7 +52,7 @@ from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]
 Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-"""Name under which SQL calls it → an author's Python function, which takes the arguments of all rows as lists."""
+"""Name in SQL → an author's Python function, which takes the arguments of all rows as lists."""
 Function: TypeAlias = Callable[[TypedExpression, list[Value], int], Result]
 
 

@@ -23,10 +23,9 @@ from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
-"""Limits of nested brackets and of levels of the parsed expression, because Python allows 1,000 nested calls: sqlglot
-needs about 15 nested calls for each bracket, and the planner two or three for each level. Airflow
-and the author's code
-need some of the 1,000 calls, too."""
+"""Limits of nested brackets and of levels of the parsed expression. Python allows 1,000 nested
+calls. sqlglot needs about 15 of them for each bracket, and the planner two or three for each level.
+Airflow and the author's code need some of the 1,000 calls, too."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class ParsedExpression:
 
 @dataclass(frozen=True)
 class _Naming:
-    """A column in an expression, after whose name Spark names a field of the result, as in `struct(amount)`."""
+    """A column whose name Spark gives to a field of the result, as in `struct(amount)`."""
 
     number: str
     """The name that Spark gives the field if the expression has no name: `col1` in a struct, `0` in arrays_zip."""
@@ -250,7 +249,7 @@ def _reason_to_refuse(tree: exp.Expr) -> str:
 
 
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
-    """The start of each column after whose name Spark names a field of the result."""
+    """The start of each column whose name Spark gives to a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         for number, part in enumerate(node.expressions):
             value = part.expression if isinstance(part, exp.PropertyEQ) else part

@@ -63,7 +63,12 @@ class Signature:
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
 Order: TypeAlias = Literal["until null", "backwards", "all"]
-"""The arguments that Spark computes: from the first or from the last argument until an argument is null, or all."""
+"""Which arguments Spark computes for a row:
+
+- "until null": one after the other, up to the first argument that is null,
+- "backwards": the same from the last argument on, or
+- "all": all arguments.
+"""
 
 
 @dataclass(frozen=True)

@@ -68,10 +68,11 @@ class Pipeline(Graph):
     `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read, each given as a
     number of records or as a share of the records read. With fewer rejected records, the pipeline is degraded.
 
-    `schedule` says when Airflow runs the pipeline: `"on_records"` when its topics have unread records, but not more
-    often than every `min_interval`; `"continuous"` again as soon as a run has ended; a cron expression; or None, only
-    by hand. With `deadline`, Airflow raises an alert if a run has not ended that long after it was queued, and the
-    newest snapshot is older than that.
+    `schedule` says when Airflow runs the pipeline: with `"on_records"`, when its topics have unread
+    records, but not more often than every `min_interval`; with `"continuous"`, again as soon as a
+    run has ended; with a cron expression, at its times; with None, only by hand. With `deadline`,
+    Airflow raises an alert if a run has not ended within this time after it was queued, and the
+    newest snapshot is older than this time.
     """
 
     def __init__(

@@ -64,11 +64,11 @@ class Period:
 class CalendarWindow:
     """Windows `[start, end)` of `periods` consecutive periods of the calendar; a window begins with each period.
 
-    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks from Monday, 5
-    January, months and years from January, each plus the offset. If the clocks
-    are set forward over the beginning of a period, the period begins later by the time that they skip. If the clocks
-    are set back and show the beginning twice, the period begins the first time. A period that the clocks skip has no
-    window.
+    Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
+    from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
+    clocks are set forward over the beginning of a period, the period begins later by the time that
+    they skip. If the clocks are set back and show the beginning twice, the period begins the first
+    time. A period that the clocks skip has no window.
     """
 
     period: Period

@@ -3,8 +3,8 @@
 - A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The task that reads it
   makes its dead letter (`dead_letter_records`), which a side output takes to the driver.
 - A row or a timer on which a step after an operator fails, and the change of a store on which a
-  step after the store
-  fails, are rejected rows (`rejections.Rejected`). The driver makes their dead letters (`dead_letters_of_steps`).
+  step after the store fails, are rejected rows (`rejections.Rejected`). The driver makes their dead
+  letters (`dead_letters_of_steps`).
 - An output record that cannot be encoded, that does not fit its table, or that its topic does not accept, goes to
   `RejectedOutput`.
 

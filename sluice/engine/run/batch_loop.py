@@ -76,9 +76,9 @@ class BatchLoop:
         # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
-        # All batches of a run have the same clock. A batch without records, after
-        # aborted transactions or for a new partition, is published, too, so that
-        # the ledger has the new positions.
+        # All batches of a run have the same time. A batch has no records if it covers only
+        # aborted transactions or a new partition. It is published, too, so that the ledger has
+        # the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
         for number, ends in enumerate(batch_ends, start=first):

@@ -231,10 +231,7 @@ class ColumnAggregation:
         return records.rows
 
     def _complete(self, table: pa.Table) -> Numbers:
-        """The indices of the rows with a key, a time and, if it is needed, a value.
-
-        Counts the other rows as dropped.
-        """
+        """The indices of the rows with a key, a time and, if it is needed, a value."""
         is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
         if isinstance(self.window, SlidingWindow):
             is_complete &= boolean_mask(table.column("value").is_valid())

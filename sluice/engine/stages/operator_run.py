@@ -157,9 +157,8 @@ class OperatorRun:
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
         # Kafka Streams searches for the unmatched records of all keys of a task, by the task's
-        # stream time. With several partitions, the keys of a worker have no common stream time:
-        # each
-        # key's unmatched records are sent when they are due.
+        # stream time. With several partitions, the keys of a worker have no common stream time.
+        # Then each key's unmatched records are sent when they are due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()

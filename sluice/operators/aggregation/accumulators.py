@@ -569,7 +569,7 @@ class Truths(Accumulator):
 
 
 class Bits(Accumulator):
-    """Integers combined bit by bit."""
+    """The bitwise AND, OR or XOR of integers."""
 
     def __init__(self, combine: Callable[[int, int], int]) -> None:
         super().__init__(int | None)

@@ -436,9 +436,10 @@ class WindowedAggregate(WindowAggregation):
                 out.send_late()
 
     def _last_forgotten_end(self, row: Row) -> int:
-        """The latest end of a window that has been forgotten, as a cogrouped stream is far ahead.
+        """The latest end of a window that has been forgotten.
 
-        If the row is not late for such a window, the window begins again with the row.
+        Such windows exist if another cogrouped stream is far ahead of the row's stream. If the row
+        is not late for such a window, the window begins again with the row.
         """
         latest = row.latest_of_sides[0]
         if latest < 0:

@@ -81,7 +81,8 @@ class Ledger:
         if self.engine.dialect.name == "sqlite":
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:
-            connection.execute(select(1))  # opens the connection, which takes longer than the answer
+            # The first statement opens the connection, which takes longer than an answer.
+            connection.execute(select(1))
             begun = time.time()
             theirs = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
             return (begun + time.time()) / 2 - float(theirs)

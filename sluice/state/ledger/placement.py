@@ -153,7 +153,10 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """For each shard in `locations`, the address at which a run writes it: the same, or a state server's URL."""
+        """For each shard in `locations`, the address at which a run writes the shard.
+
+        This is the address in `locations`, or a state server's URL.
+        """
         placements = self.of(ref.pipeline)
         addresses: list[str] = []
         for number, location in enumerate(locations):

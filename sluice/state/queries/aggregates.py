@@ -99,7 +99,10 @@ class Aggregates:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
     def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
-        """The groups, sorted by name, or by an aggregate in descending order, groups without the aggregate last."""
+        """The groups, sorted by name, or by an aggregate in descending order.
+
+        Groups without the aggregate come last.
+        """
         groups: list[Group] = []
         for name, sums in sorted(self._groups.items()):
             groups.append(Group(msgspec.Raw(name), sums.entries, sums.sum, sums.min, sums.max))

@@ -10,8 +10,7 @@ from sluice.state.shard.shard import Shard, Version
 PAGE = 20_000
 _BEFORE_ALL_WINDOWS = -(2**63)
 """The smallest integer of the databases, so no window starts before it. 0 would be too large,
-because
-windows of a time zone can start before 1970."""
+because windows of a time zone can start before 1970."""
 
 
 def pages_of_versions(
