@@ -1,9 +1,12 @@
 """Stream time that goes on by the clock while no records come, if the pipeline has `advance_when_idle`.
 
-When the topics of an operator have been silent for that long, the operator's stream time goes on as fast as the clock:
-it is the largest event time so far, plus the time since the last record, less `advance_when_idle`. It goes on only in
-batches without records, which a run begins after it has read all records, so that unread records cannot become late. It
-goes on only for operators that hold back results, and only once a result is due.
+When the topics of an operator have had no new records for `advance_when_idle`, the operator's
+stream time goes on as fast as the clock. It is then the largest event time so far, plus the time
+since the last record, minus `advance_when_idle`.
+
+Stream time goes on only in batches without records. A run begins such batches after it has read all
+records, so that unread records cannot become late. Stream time goes on only for operators that hold
+back results, and only once such a result is due.
 """
 
 from __future__ import annotations
@@ -29,16 +32,17 @@ class IdleTime:
 
     @property
     def next_batch(self) -> int | None:
-        """When a batch without records has something to do, epoch ms; None without a timer and a result that waits.
+        """The earliest time at which a batch without records has something to do, epoch ms.
 
-        It fires timers on the wall clock, or sends results for which stream time goes on.
+        Such a batch fires wall-clock timers, or sends results because stream time has gone on. None
+        if there is neither a timer nor a result that waits.
         """
         begins = [self._reached_at(operator) for operator in self._waiting if not self._follows_waiting(operator)]
         timer = earliest_timer(self.times)
         return min([*begins, *([] if timer is None else [timer])], default=None)
 
     def has_results(self, now: int) -> bool:
-        """Whether a result is due, because stream time has gone on until the clock's time `now`."""
+        """Whether a result is due at the clock's time `now`, because stream time has gone on."""
         return any(True for _ in self._due(now))
 
     def at(self, now: int) -> dict[str, int]:
@@ -75,9 +79,11 @@ class IdleTime:
         return of_operators
 
     def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
-        """Whether an operator before this one holds back results, which could become late if time went on here.
+        """Whether an upstream operator holds back results.
 
-        The results of timers have the time of the timer, so a processor only matters if a timer is due at `now`.
+        If stream time went on for this operator first, such results could become late for it. A
+        processor holds back only the results of timers, which have the time of the timer. It
+        therefore counts only if a timer is due at `now`.
         """
         for other in self._waiting:
             if other.number in self._before(operator):
@@ -119,7 +125,7 @@ class IdleTime:
         return self._largest(operator.clock, operator)
 
     def _largest(self, name: str, operator: PlannedOperator) -> int:
-        """The largest of the times that partitions of the operator's topics have under a name."""
+        """The largest time with this name among the partitions of the operator's topics."""
         largest = BEFORE_ALL
         for topic in operator.topics:
             for number in range(self.partitions[topic]):

@@ -36,16 +36,16 @@ WALL = ":wall"
 """Name of the time at which a worker's earliest wall-clock timer of an operator is due."""
 
 DUE = ":due"
-"""Name of the stream time at which a worker's earliest result of an operator is due that waits for stream time."""
+"""Name of the stream time at which an operator's earliest held-back result on a worker is due."""
 
 IDLE = ":idle"
-"""Name of the clock of the last batch in which stream time went on without records."""
+"""Name of the time of the last batch in which stream time went on without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
 """Names among the stream times that snapshots do not show: they belong to no operator."""
 
 OF_WORKERS = (DUE, WALL)
-"""Names of times that each worker has for itself."""
+"""Names of the times of which each worker has its own."""
 
 
 @dataclass(frozen=True)

@@ -383,7 +383,7 @@ def checksum(table: pa.Table) -> int:
 
 
 def _checksum(key: bytes | None, value: bytes | None, timestamp: int | None) -> int:
-    # The key's length tells where the value begins. A null key or value differs from an empty one.
+    # The key's length tells where the value begins. Null differs from an empty key or value.
     begin = (timestamp or 0) + _PRIME * ((0 if key is None else len(key) + 1) * 2 + (value is None))
     return crc32(value or b"", crc32(key or b"", begin & _BITS))
 

@@ -86,7 +86,8 @@ class BatchLoop:
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         if self._next_number == first and self._has_due_timers(now):
             self._run_from(first, now, begin)
-        # The results that one of these batches sends may let the time of the next operator go on.
+        # When one of these batches has sent the results of an operator, stream time may go on for
+        # the operators downstream of it.
         while self._idle_time.has_results(now):
             self._run_from(self._next_number, now, _offsets(self.positions))
 
@@ -102,7 +103,10 @@ class BatchLoop:
 
     @property
     def next_timer(self) -> int | None:
-        """When a timer or a result is due that needs no records, epoch ms; None if there is none."""
+        """When the next timer fires, or the next result becomes due, without records, epoch ms.
+
+        None if there is no such timer or result.
+        """
         return self._idle_time.next_batch
 
     @property

@@ -27,7 +27,7 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
 
 @contextmanager
 def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the publisher's error if it has raised one, or else an EngineError with the cause of Spark's error.
+    """Raise the publisher's error, if any, or else an EngineError with the cause of Spark's error.
 
     Errors of a file system, such as a full disk, become EngineErrors too.
     """

@@ -67,14 +67,18 @@ class BatchStates:
         return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
     def earliest_timer(self, operator: int) -> int:
-        """When the earliest wall-clock timer is due, read after the batch's states are written; -1 without a timer."""
+        """When the earliest wall-clock timer is due; -1 without a timer.
+
+        Call this after the batch's states are written.
+        """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
         return BEFORE_ALL if due is None else due
 
     def earliest_result(self, operator: int, after: int) -> int:
-        """When the earliest result after a stream time is due, read after the batch's states are written; -1 for never.
+        """The earliest stream time later than `after` at which a result is due; -1 if there is none.
 
-        Of a join, this may also be the time at which a record can no longer be matched.
+        Call this after the batch's states are written. For a join, this may also be the time at
+        which a record can no longer be matched.
         """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
         return BEFORE_ALL if due is None else due
@@ -447,7 +451,7 @@ class OperatorRun:
         return {name: self._stored.earliest_timer(self.spec.number)}
 
     def result_after(self) -> dict[str, int]:
-        """When the worker's earliest result that waits for stream time is due after the batch, by name."""
+        """When the worker's earliest held-back result is due after the batch, by the time's name."""
         if self.timeline is None or not self._stored.before.goes_on_when_idle or not self._waits_for_time:
             return {}
         name = due_name(self.spec.plan.name, self._stored.worker)

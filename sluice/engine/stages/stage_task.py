@@ -64,7 +64,10 @@ class Stage:
                 yield from self._run(received, worker, start.number, before)
 
     def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
-        """Whether a wall-clock timer or a result of the worker is due, so that the stage must run even without rows."""
+        """Whether a wall-clock timer or a held-back result of the worker is due.
+
+        The stage must then run even without rows.
+        """
         for operator in self.operators:
             timer = before.timer_due(operator.plan.name, worker)
             if timer is not None and BEFORE_ALL < timer <= before.now:
@@ -249,7 +252,10 @@ class StageRun:
         return states
 
     def timers_after(self) -> dict[str, int]:
-        """When the earliest timer of each processor, and the earliest result that waits, are due after the batch."""
+        """When the earliest timers and the earliest held-back results are due after the batch.
+
+        There is a time for each processor with timers, and for each operator that holds back results.
+        """
         timers: dict[str, int] = {}
         for operator in self.operators.values():
             timers |= operator.timer_after() | operator.result_after()
