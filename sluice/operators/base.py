@@ -112,7 +112,7 @@ class Output(Protocol):
         """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
         A row is counted as `late` once for each window for which it is late. `restarted` counts windows whose earlier
-        records the row replaces (see `WindowedAggregate`).
+        records the row replaces (see `WindowedAggregate`), `expired` the records of a table that had expired.
         """
 
     def send_late(self) -> None:

@@ -71,7 +71,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.Merge():
             return Merge()
         case nodes.ToTable():
-            return Latest(node.history_ms)
+            return Latest(node.history_ms, node.expiry)
         case nodes.Changes():
             return Changes()
         case nodes.Suppress():
@@ -153,8 +153,8 @@ def waits_for_close(node: nodes.Node) -> bool:
             # Unmatched records are sent when stream time is past the end of their window. Records that look up versions
             # compare their time with the table's largest time.
             return kind == "stream-stream" or joins_versions(node)
-        case nodes.ToTable(history_ms=int()):
-            return True
+        case nodes.ToTable():
+            return not node.has_rows_of_records
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
         case _:

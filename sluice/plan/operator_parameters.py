@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import EmitStrategy, How, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
@@ -66,6 +67,7 @@ class Latest:
 
     history_ms: int | None = None
     """How far back the versions of a versioned table reach."""
+    expiry: Expiry | None = None
 
 
 @dataclass(frozen=True)

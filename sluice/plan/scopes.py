@@ -95,8 +95,8 @@ class Scopes:
         return replace(scope, is_null=f"({is_null})")
 
     def _made(self, node: nodes.Node, *, old: bool) -> Scope:
-        # Only the operator knows which of a versioned table's records are late.
-        if isinstance(node, nodes.ToTable) and not old and node.history_ms is None:
+        # Only the operator knows which of a versioned table's records are late, and which rows expire.
+        if isinstance(node, nodes.ToTable) and not old and node.has_rows_of_records:
             return self._table_rows(self.after(node.parent))
         if node.number in self.operator_stages:
             return self._operator_results(node)
@@ -471,7 +471,7 @@ def _is_topic_table(node: nodes.Node) -> bool:
     """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
     while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
         node = node.parent
-    return isinstance(node, nodes.ToTable) and node.history_ms is None
+    return isinstance(node, nodes.ToTable) and node.has_rows_of_records
 
 
 def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:

@@ -191,12 +191,17 @@ class StagePlanner:
             for number, argument in enumerate(_arguments(node, side, functions)):
                 if argument is not None:
                     texts[f"argument{number}"] = argument
+        expires_at = _expires_at(node, side)
+        if expires_at is not None:
+            texts["expires"] = expires_at
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
         own_key = self.columns.read(before, "_key")
         key = sqls.get("key", own_key)
         if nodes.is_keyed_by_window(node) and side != STORE:
             key = windowed_key_sql(key)
         foreign = None if key_text is None else self._edge_foreign(node, before, own_key)
+        if expires_at is not None:
+            foreign = f"CAST({sqls['expires']} AS STRING)"
         values = self._edge_values(scope, sqls, functions if is_aggregate else None)
         is_null, is_json = self.columns.read_null(scope), False
         if isinstance(node, nodes.Cogroup) and side != STORE:
@@ -395,6 +400,13 @@ def _key_expression(node: nodes.Node, side: int) -> str | None:
             return by
         case _:
             return None
+
+
+def _expires_at(node: nodes.Node, side: int) -> str | None:
+    """SQL of the time at which the row of a table's record expires, epoch ms; None if records have no such time."""
+    if isinstance(node, nodes.ToTable) and side == LEFT and node.expiry is not None:
+        return node.expiry.at_ms
+    return None
 
 
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:

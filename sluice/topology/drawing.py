@@ -85,8 +85,8 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Join():
             grace = "" if node.grace_ms is None else f"as of each record's time, grace {duration_text(node.grace_ms)}"
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
-        case nodes.ToTable(history_ms=int(history_ms)):
-            return f"with versions of {duration_text(history_ms)}"
+        case nodes.ToTable():
+            return _table_detail(node)
         case nodes.Sink(table=table) if table is not None:
             return f"a row per {table.key}" if table.key else "a row per record"
         case nodes.Sink(emit="latest"):
@@ -99,6 +99,12 @@ def _detail(node: nodes.Node) -> str:
             return f"{node.by} within {duration_text(node.within_ms)}"
         case _:
             return ""
+
+
+def _table_detail(node: nodes.ToTable) -> str:
+    if node.history_ms is not None:
+        return f"with versions of {duration_text(node.history_ms)}"
+    return "" if node.expiry is None else str(node.expiry)
 
 
 def _aggregate_detail(node: nodes.Aggregate) -> str:

@@ -27,6 +27,7 @@ from sluice.topology.author_functions import (
     require_value_type,
     with_key,
 )
+from sluice.topology.expiries import expiry_of, require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
@@ -41,6 +42,7 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values import contracts
 from sluice.values.calls import FunctionBatch
+from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.json_text import encode_text
 from sluice.values.record_metadata import (
@@ -150,6 +152,12 @@ class Handle(Generic[V]):
                     next_step=f"{advice} {error.next_step}".strip(),
                 ) from None
             raise
+
+    def expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
+        """When the rows of a table of these records expire; None if they do not."""
+        if at is not None:
+            self._require_expression(at, step)
+        return expiry_of(self._where(step), at, after, clock, self.fields | self.metadata)
 
     def _columns(
         self,
@@ -934,17 +942,27 @@ class Stream(Handle[V]):
         *,
         store: str,
         versioned: Duration | None = None,
+        expires_at: str | None = None,
+        expires_after: Duration | None = None,
+        expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
         """Keep the latest value of each key in a store; a record with a null value deletes its key.
 
         With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
         key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
+
+        Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
+        record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
+        time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
+        time. The trigger starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
-        if history_ms is not None:
+        expiry = self.expiry("to_table", expires_at, expires_after, expiry_clock)
+        if history_ms is not None or expiry is not None:
             require_plain_keys(where, [self.node])
+        require_no_versions(where, history_ms, expiry)
         require_distinct_sessions(self._where("to_table"), self.node, deletes=True)
         self.pipeline.claim("store", store)
         node = self.pipeline.add(
@@ -952,6 +970,7 @@ class Stream(Handle[V]):
             parent=self.node,
             store=store,
             history_ms=history_ms,
+            expiry=expiry,
             on_error=on_error,
         )
         return Table(self.pipeline, node, self.shape, self.contract)

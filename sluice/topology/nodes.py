@@ -11,6 +11,7 @@ from typing_extensions import override
 from sluice.topology.serdes import Contract, Serde
 from sluice.values.calls import FunctionBatch
 from sluice.values.epochs import EpochTime
+from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
 from sluice.values.record_metadata import EmitStrategy as EmitStrategy
@@ -177,6 +178,12 @@ class ToTable(Node):
     store: str | None
     history_ms: int | None = None
     """How far back the versions of a versioned table reach; None for a table that only has the latest rows."""
+    expiry: Expiry | None = None
+
+    @property
+    def has_rows_of_records(self) -> bool:
+        """Whether each record is a change of the table, and nothing else is, so that only stores need the operator."""
+        return self.history_ms is None and self.expiry is None
 
     @property
     @override

@@ -13,12 +13,14 @@ from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import require_callable
 from sluice.topology.dsl import GlobalTable, Stream, Table
+from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime
+from sluice.values.expiry import ExpiryClock
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.sink_tables import DeltaTable
 
@@ -224,6 +226,9 @@ class Pipeline(Graph):
         key: str | Callable[[bytes], str] | None = None,
         store: str | None = None,
         versioned: Duration | None = None,
+        expires_at: str | None = None,
+        expires_after: Duration | None = None,
+        expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
@@ -233,12 +238,29 @@ class Pipeline(Graph):
 
         With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
         key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
+
+        Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
+        record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
+        time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
+        time. The trigger starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
+        step = f"table {topic!r}"
+        where = f"{self.name}: {step} at {source_line()}"
         store = store or topic
         self.claim("store", store)
-        history_ms = history_in_ms(f"{self.name}: table {topic!r} at {source_line()}", versioned)
-        node = self.add(nodes.ToTable, parent=source, store=store, history_ms=history_ms, on_error=on_error)
+        history_ms = history_in_ms(where, versioned)
+        records: Stream[V] = Stream(self, source, source.shape, source.serde.contract)
+        expiry = records.expiry(step, expires_at, expires_after, expiry_clock)
+        require_no_versions(where, history_ms, expiry)
+        node = self.add(
+            nodes.ToTable,
+            parent=source,
+            store=store,
+            history_ms=history_ms,
+            expiry=expiry,
+            on_error=on_error,
+        )
         return Table(self, node, source.shape, source.serde.contract)
 
     def global_table(

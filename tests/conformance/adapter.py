@@ -333,7 +333,8 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
         case "fold":
             return _fold(built, node, parent)
         case "to_table":
-            return parent.to_table(store=built.store_of(node), versioned=_history(node))
+            expires_after = _ms(node["expires_ms"]) if "expires_ms" in node else None
+            return parent.to_table(store=built.store_of(node), versioned=_history(node), expires_after=expires_after)
         case "process" | "process_values" | "punctuate" | "deduplicate":
             return _processed(built, node, parent, handles)
         case _:

@@ -268,8 +268,8 @@ def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values)
     return replace(node, id=made, kind="table", number=_small(["value"]), text=text, typed=False)
 
 
-def _to_table(nodes: Nodes, node: Values) -> Values:
-    return replace(node, id=nodes.add("to_table", **{"in": node.id}))
+def _to_table(nodes: Nodes, node: Values, **options: Any) -> Values:
+    return replace(node, id=nodes.add("to_table", **{"in": node.id}, **options))
 
 
 def _to_stream(nodes: Nodes, node: Values) -> Values:
@@ -381,6 +381,7 @@ def _all_steps() -> Iterator[Step]:
     yield Step("process_values", "stream", "stream", _process_values)
     yield Step("punctuate", "stream", "stream", _punctuate)
     yield Step("to_table", "stream", "table", _to_table)
+    yield Step("expiring table", "stream", "table", partial(_to_table, expires_ms=8))
     for group in ("key", "text"):
         yield Step(f"aggregate by {group}", "stream", "table", partial(aggregate, group, None))
         yield Step(f"reduce by {group}", "stream", "table", partial(_reduce, group))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sluice import Context, Pipeline, Record, Timer
+from sluice import Context, Pipeline, Record, Timer, tumbling
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
@@ -34,6 +34,30 @@ def silence(names: Names, workers: int = 2) -> Pipeline:
     alarms.to(names("alarms"))
     alarms.group_by_key().reduce(max, store="latest")
     return pipeline
+
+
+def quiet_windows(names: Names) -> Pipeline:
+    pipeline = names.pipeline(workers=2, advance_when_idle="100 ms")
+    amounts = pipeline.stream(names("amounts"), value=Amount).group_by_key()
+    windows = amounts.windowed_by(tumbling("200 ms"), emit="window_close").count(store="windows")
+    windows.to(names("closed"))
+    windows.to_stream().select_key("_key").to_table(store="latest")
+    return pipeline
+
+
+def test_windows_close_in_a_run_without_records(start: Start) -> None:
+    running = start(quiet_windows, amounts=2)
+    running.send("amounts", ("a", b'{"n":1}'), ("b", b'{"n":1}'))
+    assert running.run() == 2
+    due = running.snapshot().due
+    assert due is not None
+    time.sleep(max(due / 1000 - time.time(), 0) + 0.5)
+    assert running.run() == 0
+    assert dict(running.output("closed")).keys() == {"a", "b"}
+    assert running.snapshot().due is None
+    before = running.store("windows"), running.store("latest")
+    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()
+    assert (running.store("windows"), running.store("latest")) == before
 
 
 def test_timers_fire_in_a_run_without_records(start: Start) -> None:

@@ -23,6 +23,7 @@ from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
 from sluice.operators.by_window import ByWindow
 from sluice.operators.early_results import EarlyResults
+from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.streams import StreamJoin
@@ -90,9 +91,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.Merge():
             return Merge
         case plan.Latest():
-            if action.history_ms is not None:
-                return partial(LatestVersion, action.history_ms, retracts=retracts)
-            return partial(Latest, retracts=retracts)
+            return _table(action, retracts=retracts)
         case plan.Suppress(early_ms=int(early_ms)):
             return partial(EarlyResults, action.wait_ms, early_ms, retracts=retracts)
         case plan.Suppress():
@@ -123,6 +122,14 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return partial(_process, action, operator.step.at)
         case _:  # the planned action is the operator itself
             return partial(copy, action)
+
+
+def _table(table: plan.Latest, *, retracts: bool) -> Make:
+    if table.history_ms is not None:
+        return partial(LatestVersion, table.history_ms, retracts=retracts)
+    if table.expiry is not None:
+        return partial(ExpiringTable, table.expiry, retracts=retracts)
+    return partial(Latest, retracts=retracts)
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:

@@ -16,13 +16,14 @@ from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, due_name, wall_name
 from sluice.engine.stages.advances import is_replaced
 from sluice.engine.stages.operator_rows import OperatorRows
-from sluice.engine.stages.releases import DueKey, Releases, UnmatchedSearches
+from sluice.engine.stages.releases import ClockTime, DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
 from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
+from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.streams import StreamJoin
 from sluice.operators.joins.versions import VersionedJoin
 from sluice.operators.process import Process
@@ -138,8 +139,9 @@ class OperatorRun:
         self.reads_tables = isinstance(self.operator, Process) and self.operator.reads_tables
         """Whether the operator is a processor that gets copies of the rows of tables."""
         self._process = self.operator.process
-        if isinstance(self.operator, Process):
+        if isinstance(self.operator, Process | ExpiringTable):
             self.operator.set_clock(stored.before.now)
+        if isinstance(self.operator, Process):
             self.operator.read_tables_with(self.copied_rows.read)
         self._is_suppress = isinstance(self.operator, Suppress)
         self.timeline = timeline
@@ -201,10 +203,13 @@ class OperatorRun:
                 releases = Releases(self.timeline, before_row=False, after_record=after_record)
             case Suppress() | VersionedJoin():
                 releases = Releases(self.timeline, before_row=False)
+            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
+                clock = ClockTime(self._stored.before.now) if is_timed_by_clock else self.timeline
+                releases = Releases(clock, before_row=True)
             case _:
                 releases = None
         if releases is not None:
-            due = self._stored.due(self.spec.number, self.timeline.closed_after)
+            due = self._due_until(releases.timeline.closed_after)
             # No timer can become due in this batch, so it would be a waste of time to look for due
             # timers at each row.
             if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
@@ -214,8 +219,14 @@ class OperatorRun:
                 releases.schedule(key, self._release_due(key), BEGIN)
         return releases
 
+    def _due_until(self, until: int) -> list[str]:
+        """The keys with results that are due by the clock of the operator's results."""
+        if isinstance(self.operator, ExpiringTable) and self.operator.is_timed_by_clock:
+            return self._stored.wall_due(self.spec.number, until)
+        return self._stored.due(self.spec.number, until)
+
     def _release_due(self, key: str) -> int | None:
-        assert isinstance(self.operator, StreamJoin | Suppress | Process | VersionedJoin)
+        assert isinstance(self.operator, StreamJoin | Suppress | Process | VersionedJoin | ExpiringTable)
         return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
@@ -250,10 +261,12 @@ class OperatorRun:
         output.headers = self.releases.timeline.headers.get(position)
         output.start_row(position, due, Released(due, key, self.releases.before_row))
         if isinstance(self.operator, Process):
-            reached = self.releases.timeline.closed_at(position)
+            assert self.timeline is not None
+            reached = self.timeline.closed_at(position)
             self.operator.release(self._state(key), key, due, max(due, reached), output)
         elif isinstance(self.operator, VersionedJoin):
-            latest_of_sides = self.releases.timeline.latest_of_sides_at(position)
+            assert self.timeline is not None
+            latest_of_sides = self.timeline.latest_of_sides_at(position)
             self.operator.close(self._state(key), key, due, output, latest_of_sides)
         else:
             self.operator.close(self._state(key), key, due, output)
@@ -441,8 +454,7 @@ class OperatorRun:
 
     def timer_after(self) -> dict[str, int]:
         """When the worker's earliest wall-clock timer is due after the batch, by name; empty if no timer can be set."""
-        operator = self.operator
-        if not isinstance(operator, Process) or not operator.sets_timers:
+        if not self._waits_for_clock:
             return {}
         has_none = self._timer_before() == BEFORE_ALL
         if has_none and all(state.wall is None for state in self.changed):
@@ -465,8 +477,21 @@ class OperatorRun:
                 return any(sides)
             case Process(sets_timers=sets_timers):
                 return sets_timers
+            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
+                return not is_timed_by_clock
             case _:
                 return isinstance(self.operator, Suppress | VersionedJoin)
+
+    @property
+    def _waits_for_clock(self) -> bool:
+        """Whether results of the operator may wait for the wall clock."""
+        match self.operator:
+            case Process(sets_timers=sets_timers):
+                return sets_timers
+            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
+                return is_timed_by_clock
+            case _:
+                return False
 
     def _put_store_changes(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""
@@ -487,7 +512,7 @@ class OperatorRun:
         for key, state in self.states.items():
             digest_before = self._digests.get(key, 0)
             if not operator.is_empty(state):
-                wall = operator.wall_due(state) if isinstance(operator, Process) else None
+                wall = operator.wall_due(state) if isinstance(operator, Process | ExpiringTable) else None
                 yield State(
                     number,
                     key,

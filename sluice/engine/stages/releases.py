@@ -6,12 +6,13 @@ them when stream time reaches the time at which they are due is called a *releas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
-from sluice.engine.batch.row_schemas import BEGIN, Position, has_origin
+from sluice.engine.batch.row_schemas import BEGIN, END, Position, has_origin
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.joins.streams import StreamJoin
 from sluice.values.row_order import end_path
@@ -27,6 +28,18 @@ class DueKey(NamedTuple):
     key: str
 
 
+class ClockTime:
+    """The timeline of results that wait for the wall clock, which has one time in a batch."""
+
+    def __init__(self, now: int) -> None:
+        self.closed_after = now
+        self.headers: Mapping[Position, str] = {}
+
+    def closing_position(self, due: int) -> Position:
+        """The first position at which a result is due: the begin of the batch, if it is due in this batch."""
+        return BEGIN if due <= self.closed_after else END
+
+
 class Releases:
     """The keys whose results wait for stream time, ordered by the time at which they are due.
 
@@ -40,7 +53,7 @@ class Releases:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: Timeline | ClockTime,
         *,
         before_row: bool,
         after_record: bool = False,
@@ -101,6 +114,7 @@ class UnmatchedSearches(Releases):
 
     def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
         super().__init__(timeline, before_row=True)
+        self.timeline: Timeline = timeline
         self._join = join
         self._current: tuple[Position, int] | None = None
         """Position and stream time of the current search."""

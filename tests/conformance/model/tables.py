@@ -92,6 +92,27 @@ class VersionedTable(Stored):
 
 
 @dataclass(kw_only=True)
+class ExpiringTable(Stored):
+    """A row is deleted when the time of the table's records is `expires` ms past the row's own time."""
+
+    expires: int
+    time: int = -1
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            return
+        self.time = max(self.time, record.time)
+        expired = [(row.time + self.expires, key) for key, row in self.rows.items() if self._has_expired(row.time)]
+        for time, key in sorted(expired, key=lambda one: (one[0], str(one[1]).encode())):
+            self.update(key, None, time)
+        value = None if self._has_expired(record.time) else record.value
+        self.update(record.key, value, record.time)
+
+    def _has_expired(self, time: int) -> bool:
+        return time + self.expires <= self.time
+
+
+@dataclass(kw_only=True)
 class GlobalTable(Stored):
     """A table that streams look up, and whose updates cause nothing."""
 

@@ -266,6 +266,8 @@ class Topology:
 def _stored(node: dict[str, Any]) -> tables.Stored:
     if "versioned" in node:
         return tables.VersionedTable(history=node["versioned"]["history_ms"])
+    if "expires_ms" in node:
+        return tables.ExpiringTable(expires=node["expires_ms"])
     return tables.Stored()
 
 

@@ -1,0 +1,95 @@
+"""A table whose rows expire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sluice.operators.base import Output, Row
+from sluice.values.expiry import Expiry
+
+
+class ExpiringRow(msgspec.Struct, array_like=True):
+    """A key's latest value, its time in ms, and when it expires."""
+
+    value: str | None = None
+    time: int = -1
+    expires: int | None = None
+    """Epoch ms; None for a row that does not expire."""
+
+
+class ExpiringTable:
+    """A table of a topic's records, like `Latest`. A row that expires is deleted, with the time at which it expires.
+
+    A record that has already expired when it comes deletes its key, and is counted as `expired`. For rows that expire
+    at a time of their own, `Row.foreign` is this time as text, or None.
+    """
+
+    state_type: Any = ExpiringRow
+
+    def __init__(self, expiry: Expiry, *, retracts: bool = False) -> None:
+        self.expiry = expiry
+        self.retracts = retracts
+        self.is_timed_by_clock = expiry.clock == "wall"
+        self._now = 0
+
+    def set_clock(self, now: int) -> None:
+        """Set the batch's clock, epoch ms."""
+        self._now = now
+
+    def new_state(self) -> ExpiringRow:
+        return ExpiringRow()
+
+    def process(self, state: ExpiringRow, row: Row, out: Output) -> None:
+        if row.key is None:
+            out.count("null_key")
+            return
+        # The old value is already in the state.
+        if row.old:
+            return
+        value, expires = row.value, self._expires_at(row)
+        now = self._now if self.is_timed_by_clock else row.after
+        if value is not None and expires is not None and expires <= now:
+            out.count("expired")
+            value = None
+        self._replace(state, row.key, value, row.time, out)
+        state.expires = None if value is None else expires
+
+    def _expires_at(self, row: Row) -> int | None:
+        if self.expiry.after_ms is not None:
+            return row.time + self.expiry.after_ms
+        return None if row.foreign is None else int(row.foreign)
+
+    def _replace(self, state: ExpiringRow, key: str, value: str | None, time: int, out: Output) -> None:
+        if self.retracts and state.value is not None:
+            out.emit(key, state.value, time, old=True)
+        state.value, state.time = value, time
+        out.emit(key, value, time)
+
+    def release_due(self, state: ExpiringRow) -> int | None:
+        """When the row expires, by the table's clock."""
+        return state.expires
+
+    def due(self, state: ExpiringRow) -> int | None:
+        return None if self.is_timed_by_clock else state.expires
+
+    def wall_due(self, state: ExpiringRow) -> int | None:
+        """When the row expires by the wall clock, epoch ms."""
+        return state.expires if self.is_timed_by_clock else None
+
+    def close(
+        self,
+        state: ExpiringRow,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Delete the row if it has expired at `closed`, by the table's clock."""
+        if key is not None and state.expires is not None and state.expires <= closed:
+            expires, state.expires = state.expires, None
+            self._replace(state, key, None, expires, out)
+
+    def is_empty(self, state: ExpiringRow) -> bool:
+        return state.value is None

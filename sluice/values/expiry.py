@@ -1,0 +1,27 @@
+"""When the rows of a table expire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice.values.phrases import duration_text
+
+ExpiryClock = Literal["event", "wall"]
+"""The clock by which rows expire: the table's stream time, or the wall clock."""
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """When a row expires: at a time that an expression gives, or some time after its record's event time."""
+
+    at: str | None
+    """The author's expression; None if the rows have a time to live."""
+    at_ms: str | None
+    """SQL of the time in epoch ms that `at` gives."""
+    after_ms: int | None
+    clock: ExpiryClock
+
+    def __str__(self) -> str:
+        time = f"at {self.at}" if self.after_ms is None else f"{duration_text(self.after_ms)} after their time"
+        return f"rows expire {time}" + (" by the wall clock" if self.clock == "wall" else "")
