@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class Cost:
     """CPU seconds of the process and its descendants by then, without the broker."""
     peak_gb: float
     """Their most memory at one time; a page that several processes share counts once (PSS)."""
+    cpu_by_program: Mapping[str, float] = field(default_factory=dict)
+    """The CPU seconds of Spark's JVM, of Python's workers, and of the driver with the other processes."""
+
+
+JVM, WORKERS, DRIVER = "JVM", "workers", "driver"
 
 
 class Usage:
@@ -45,12 +50,21 @@ class Usage:
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._cpu_s: dict[int, float] = {}
+        self._programs: dict[int, str] = {}
         self._samples = 0
         self.peak_gb = 0.0
 
     @property
     def cpu_s(self) -> float:
         return sum(self._cpu_s.values())
+
+    @property
+    def cpu_by_program(self) -> dict[str, float]:
+        """The CPU seconds of the JVM, the workers and the driver."""
+        seconds = dict.fromkeys((JVM, WORKERS, DRIVER), 0.0)
+        for pid, cpu_s in self._cpu_s.items():
+            seconds[self._programs[pid]] += cpu_s
+        return seconds
 
     def sample(self) -> None:
         """Add a sample. Of processes that have ended, their last sample counts."""
@@ -61,6 +75,8 @@ class Usage:
                 with suppress(psutil.Error):
                     times = process.cpu_times()
                     self._cpu_s[process.pid] = times.user + times.system
+                    # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's workers.
+                    self._programs[process.pid] = _program(process)
                     memory += process.memory_full_info().pss if with_memory else 0
         self.peak_gb = max(self.peak_gb, memory / 1e9)
 
@@ -114,7 +130,7 @@ def run(
                     time.sleep(_POLL_S)
             wall_s = time.monotonic() - begun
             usage.sample()
-            cost = Cost(wall_s, usage.cpu_s, usage.peak_gb)
+            cost = Cost(wall_s, usage.cpu_s, usage.peak_gb, usage.cpu_by_program)
             process.wait()
     return cost
 
@@ -142,6 +158,12 @@ def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[s
         "SLUICE_PIPELINES": str(pipelines),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
     }
+
+
+def _program(process: psutil.Process) -> str:
+    if process.name() == "java":
+        return JVM
+    return WORKERS if any("worker_daemon" in argument for argument in process.cmdline()) else DRIVER
 
 
 @contextmanager

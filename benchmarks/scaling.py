@@ -22,7 +22,7 @@ from rich.table import Table
 from benchmarks.cost import Cost, environment, of_command, run
 from sluice.examples.orders.records import orders
 from sluice.examples.orders.sample_topics import produce_orders
-from sluice.kafka.brokers import producer_of
+from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from sluice.provision import jars
 from sluice.settings import settings
@@ -90,18 +90,13 @@ class Case:
 
     def send(self, records: Records) -> None:
         """Write records to the topic of the benchmark's pipeline."""
-        producer = producer_of(self.config, {"linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
-        for key, value in records:
-            while True:
-                try:
-                    producer.produce(NAME, value, key, timestamp=START_MS + self.sent)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-            self.sent += 1
-            if not self.sent % 1_000:
-                producer.poll(0)
-        producer.flush()
+
+        def timed() -> Iterator[tuple[str, bytes, int]]:
+            for key, value in records:
+                yield key, value, START_MS + self.sent
+                self.sent += 1
+
+        produce(self.config, NAME, timed())
 
     def run(self, name: str, records: int) -> Measured:
         """Run the pipeline over the records sent since its last run, of which there are so many."""

@@ -41,6 +41,7 @@ _PRODUCER = {
 """Settings of the producer that a connection can replace."""
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
+_LISTED_AFTER_S = 0.05
 _AT_ONCE = 10_000
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 _NOTHING_THERE = {
@@ -73,7 +74,7 @@ class Topic:
 
 
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
-    """Create the topics that do not exist yet, and return their names."""
+    """Create the topics that do not exist yet, and return their names. A broker lists them when this returns."""
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
     admin = AdminClient(quiet(kafka))
@@ -81,7 +82,23 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
         # In Kafka's protocol, -1 stands for the broker's default.
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
-    return tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
+    created = tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
+    if created:
+        _wait_until_listed(kafka, admin, frozenset(created))
+    return created
+
+
+def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: frozenset[str]) -> None:
+    """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
+    until = time.monotonic() + _TIMEOUT_S
+    with broker_errors(kafka):
+        while missing := names - admin.list_topics(timeout=_TIMEOUT_S).topics.keys():
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"Topic {min(missing)} was created, but the broker has not listed it within {_TIMEOUT_S:.0f} s.",
+                    next_step="Check that the brokers reach their controller.",
+                )
+            time.sleep(_LISTED_AFTER_S)
 
 
 def _was_created(name: str, error: BaseException | None) -> bool:

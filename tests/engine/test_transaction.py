@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -111,3 +112,10 @@ def test_records_differ_by_keys_values_and_timestamps_but_not_by_headers_and_ord
     different = [(b"k", b"v", 5), (None, b"v", 5), (b"", b"v", 5), (b"k", None, 5), (b"k", b"", 5), (b"k", b"v", 6),
                  (b"kv", b"", 5), (b"", b"kv", 5), (None, None, 5)]  # fmt: skip
     assert len({total(record, (b"x", b"x", 0)) for record in different}) == len(different)
+
+
+def test_checksums_equal_those_that_earlier_versions_have_written_into_markers() -> None:
+    records = {"key": ["a", None, ""], "value": [None, "v", ""], "timestamp": [5, None, 1_700_000_000_000]}
+    begins = [5 + 2_654_435_761 * 5, 0, 1_700_000_000_000 + 2_654_435_761 * 2]
+    each = [crc32(b"a", begins[0] % 2**32), crc32(b"v", crc32(b"", begins[1])), begins[2] % 2**32]
+    assert transaction.checksum(pa.table(records)) == sum(each)
