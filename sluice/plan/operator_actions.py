@@ -150,8 +150,8 @@ def waits_for_close(node: nodes.Node) -> bool:
             # When stream time closes a window of event time, the operator forgets the window.
             return nodes.window_of(node) is not None or node.history_ms is not None
         case nodes.Join(kind=kind):
-            # Unmatched records are sent when stream time is past the end of their window. Records that look up versions
-            # compare their time with the table's largest time.
+            # Unmatched records are sent when stream time is past the end of their window. A join with a
+            # versioned table needs stream time to hold records back for its grace, and to forget old versions.
             return kind == "stream-stream" or joins_versions(node)
         case nodes.ToTable():
             return not node.has_rows_of_records

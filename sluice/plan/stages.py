@@ -206,8 +206,8 @@ class StagePlanner:
         is_null, is_json = self.columns.read_null(scope), False
         if isinstance(node, nodes.Cogroup) and side != STORE:
             is_json = node.python is not None
-            # Windows also aggregate null values. The edge's value is then not null, so that it can contain
-            # the number of the stream from which the record comes.
+            # Windows also aggregate null values. The edge therefore carries an object with the number of the
+            # record's stream and its value, which may be null.
             values = self._cogrouped_values(scope, side, values, is_json=is_json)
             is_null = is_null if requires_value(node, side) else "false"
         scope = self._scope_into(node, side, scope, parent)

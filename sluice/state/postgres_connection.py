@@ -103,6 +103,6 @@ def _accepts_connections(address: dict[str, Any]) -> bool:
     except errors.ConnectionTimeout:
         return False
     except psycopg.Error:
-        # The server refuses further connections, so it is there.
+        # Any other error is an answer, such as that too many clients are connected, so the server is running.
         pass
     return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FunctionBatch:
-    """The values that one call of a function takes."""
+    """How many values one call of a function takes, and in which form."""
 
     size: int
     """The largest number of values."""

@@ -146,7 +146,9 @@ class SlidingAggregate(WindowAggregation):
         out: Output,
         next_window: tuple[int, Any] | None,
     ) -> bool:
-        """Add a record before `size`, which belongs to the shared window from 0. Returns whether any window was open.
+        """Add a record whose time is less than the size of windows. Returns whether any window was open.
+
+        The record's own window would begin before 0, so all such records share the window that begins at 0.
 
         The results of the windows are sent in the same order as in Kafka Streams. A later step that
         does not distinguish the windows sees the order.

@@ -119,7 +119,8 @@ def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: in
 def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
     """For each record, a lower bound of the ends of the windows that the record may change.
 
-    `ends`: the sorted places at which sessions may end, which are all records and the ends of earlier sessions.
+    `ends`: the places on the line at which a session may end, sorted. These are the places of all records,
+    and the ends of earlier sessions.
     """
     times = line.times(places)
     match window:

@@ -157,8 +157,8 @@ class Snapshots(LedgerPart):
     ) -> list[Snapshot]:
         """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
-        Omits a snapshot unless the name of one of its counts contains one of the texts in
-        `counting`.
+        Only snapshots with a count whose name contains a text of `counting`, such as `late/`. By
+        default, every snapshot has one.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))

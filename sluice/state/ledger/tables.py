@@ -134,8 +134,8 @@ TIMES = Table(
         comment="JSON object: the stream times from which the next batch continues",
     ),
 )
-"""Stream times, close times, and when each partition last had a record, for the newest two
-snapshots."""
+"""Stream times, the times up to which all windows are closed, and when each partition last had a
+record, for the newest two snapshots."""
 
 PLACEMENTS = Table(
     "placements",

@@ -1,4 +1,4 @@
-"""Finds the pipelines in a folder, tries each file in a process of its own, and imports it."""
+"""Finds the pipelines in a folder. Each file is imported by a separate process first, and then by this one."""
 
 from sluice.topology.loading.pipeline_folders import Broken, Loaded, load_pipeline, load_pipelines
 
