@@ -61,7 +61,7 @@ def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
 
 
 def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
-    """The health of a pipeline with failures of these kinds, which is that of the worst failure; None without failures."""
+    """The health of a pipeline with failures of these kinds, that of the worst failure; None without failures."""
     if "file" in kinds:
         return "broken"
     if FAILED_KINDS.intersection(kinds):
