@@ -35,6 +35,7 @@ from sluice.state.remote.copying import NewShard, in_pages, newest_rows, newest_
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.checksums import row_digest, state_digest
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
@@ -184,6 +185,9 @@ class Merge:
                         target.add(rows)
                 for states in in_pages(self._states(old, part, batch)):
                     target.add_states(states)
+                for shard in (old, part):
+                    for answers in () if shard is None else pages_of_answers(shard):
+                        target.add_answers(answers)
                 checksums.append(target.finish(batch, epoch))
         return checksums
 

@@ -6,7 +6,7 @@ sorts the rows, loads the states of their keys and stores changed states with th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -175,6 +175,36 @@ class Operator(Protocol[S]):
 
     def is_empty(self, state: S) -> bool:
         """Whether the state need not be stored."""
+
+
+class RecordedFailure(Exception):
+    """A call has failed, now or when the record was processed before. Its text is the whole description."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """What an asking operator has learned for one row: a result as JSON (None for null), or an error."""
+
+    value: str | None = None
+    error: str | None = None
+
+
+class Asking(Protocol):
+    """An operator that asks outside of the pipeline for each row, before it processes the rows.
+
+    The task of a stage keeps the answers, so that a repeated batch, or a rebuild, need not ask again.
+    """
+
+    rows_at_once: int
+    """How many rows to ask for before their answers are recorded."""
+
+    def needs_answer(self, row: Row) -> bool:
+        """Whether to ask for the row at all."""
+
+    def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
+        """Ask for these rows: for each, the answer as JSON, or the exception that rejects the row."""
+
+    def send(self, row: Row, answer: Answered, out: Output) -> None:
+        """Send the result of a row. `answer` is empty if the row needs no answer."""
 
 
 class Timeless:

@@ -31,7 +31,7 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     assets: tuple[str, ...]
     """The names of the assets that a run updates."""
     databases: tuple[str, ...]
-    """The connections of the databases whose tables the pipeline writes."""
+    """The connections of the databases whose tables the pipeline writes or reads."""
     needs_delta: bool
 
 
@@ -55,7 +55,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
         deadline_ms=pipeline.deadline_ms,
         topics=tuple(sorted(set(job.topics))),
         assets=asset_names(pipeline.name, job),
-        databases=tuple(job.connections),
+        databases=tuple(dict.fromkeys((*job.connections, *job.lookup_connections))),
         needs_delta=pipeline.needs_delta,
     )
 

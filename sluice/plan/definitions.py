@@ -63,6 +63,10 @@ def step_definition(node: nodes.Node) -> str:
         case nodes.Apply(takes=takes, shape=shape):
             fields = [f"{name} {sql_type}" for name, sql_type in shape.fields.items()]
             types = f"({declared(takes)}) gives {', '.join(fields)}"
+        case nodes.Call(takes=takes, shape=shape):
+            types = f"({declared(takes)}) gives {compact(shape.kind) or 'variant'}"
+        case nodes.Lookup(row=row):
+            types = f"gives {compact(row.kind)}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
             # The definitions of stores that can be queried are compared separately.
             stores = {} if queryable else stores
@@ -102,7 +106,7 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
             functions = (serde.decode, key_decode)
         case nodes.Apply(function=function, gives=gives) if gives != "nothing":
             functions = (function,)
-        case nodes.Transform(function=function):
+        case nodes.Transform(function=function) | nodes.Call(function=function):
             functions = (function,)
         case nodes.Aggregate():
             functions = tuple(_aggregate_functions(node))

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup, Select
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
-from sluice.plan.operator_parameters import Process, PythonAggregate
+from sluice.plan.operator_parameters import Call, Process, PythonAggregate, TableLookup
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.references import Reference
@@ -137,6 +137,15 @@ class Job:
         return tuple(connections)
 
     @property
+    def lookup_connections(self) -> tuple[str, ...]:
+        """The connections of the databases in whose tables the job looks records up."""
+        connections: dict[str, None] = {}
+        for operator in self.operators:
+            if isinstance(operator.action, TableLookup):
+                connections[operator.action.table.connection] = None
+        return tuple(connections)
+
+    @property
     def stores(self) -> tuple[str, ...]:
         """The stores that can be queried, except global tables."""
         of_groups: list[str] = []
@@ -180,7 +189,7 @@ class Job:
             if source.decode or source.key_decode:
                 numbers.add(source.number)
         for operator in self.operators:
-            if isinstance(operator.action, PythonAggregate | Process):
+            if isinstance(operator.action, PythonAggregate | Process | Call):
                 numbers.add(operator.number)
         return tuple(step for step in self.pipeline.steps if step.number in numbers)
 

@@ -12,6 +12,7 @@ from sluice.plan.definitions import declared
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
+    Call,
     Latest,
     Merge,
     Process,
@@ -21,6 +22,7 @@ from sluice.plan.operator_parameters import (
     StreamJoin,
     Suppress,
     TableJoin,
+    TableLookup,
 )
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
@@ -97,6 +99,25 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return Deduplicate(node.within_ms)
         case nodes.Process():
             return _process(node)
+        case nodes.Call():
+            return Call(
+                Reference(node.function),
+                reference(node.takes),
+                reference(node.returns),
+                node.shape,
+                node.policy,
+                node.answers,
+                node.otherwise,
+            )
+        case nodes.Lookup():
+            return TableLookup(
+                node.table,
+                Reference(node.returns),
+                node.row,
+                node.on_missing,
+                node.policy,
+                node.answers,
+            )
         case _:
             raise AssertionError(f"{node.name} is not an operator")
 
@@ -155,6 +176,8 @@ def waits_for_close(node: nodes.Node) -> bool:
             return kind == "stream-stream" or joins_versions(node)
         case nodes.ToTable():
             return not node.has_rows_of_records
+        case nodes.Call() | nodes.Lookup():
+            return False
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True
         case _:

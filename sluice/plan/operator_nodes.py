@@ -89,6 +89,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
             return ""
         case nodes.Join():
             return "stores both sides and joins them in order"
+        case nodes.Call() | nodes.Lookup():
+            return "records the answers with the worker's state"
         case nodes.Process() | nodes.StreamOperator():
             return "needs each key's records in order"
         case _:

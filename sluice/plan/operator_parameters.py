@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.calls import CallPolicy, LookedUpTable
 from sluice.values.expiry import Expiry
-from sluice.values.record_metadata import EmitStrategy, How, Until
+from sluice.values.record_metadata import EmitStrategy, How, OnMissing, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
@@ -153,7 +154,38 @@ class Process:
     """Name of each table that the processor reads → the type of its values, in the order of the tables' sides."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """Calls an author's function that calls out of the pipeline."""
+
+    function: Reference
+    takes: Reference | None
+    returns: Reference | None
+    shape: Shape
+    """The shape of the results."""
+    policy: CallPolicy
+    answers: str
+    """The name under which the results are recorded."""
+    otherwise: str | None
+    """JSON of the result of a call that has failed; None if the record then fails."""
+
+
+@dataclass(frozen=True)
+class TableLookup:
+    """Looks up each record's key in a table of a database."""
+
+    table: LookedUpTable
+    returns: Reference
+    row: Shape
+    """The shape of the table's rows."""
+    on_missing: OnMissing
+    policy: CallPolicy
+    answers: str
+    """The name under which the rows are recorded."""
+
+
 Action: TypeAlias = (
-    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Process | Operator[Any]
-)
+    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Process | Call | TableLookup
+    | Operator[Any]
+)  # fmt: skip
 """An operator's parameters, or the operator itself if the engine need not add anything to make it."""

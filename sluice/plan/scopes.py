@@ -230,8 +230,10 @@ class Scopes:
                 return python.shape
             case nodes.Aggregate(columns=columns, scalar=scalar):
                 return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
-            case nodes.Join():
+            case nodes.Join() | nodes.Lookup():
                 return Shape({"left": "", "right": ""})
+            case nodes.Call(shape=shape):
+                return shape
             case nodes.Changes():
                 return Shape({"kind": "", "old": "", "new": ""})
             case nodes.Process():

@@ -29,10 +29,8 @@ _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
 
 def _shape_after(node: nodes.Node) -> Shape:
     match node:
-        case nodes.Source(shape=shape) | nodes.Apply(shape=shape) | nodes.Branch(shape=shape):
-            return shape
-        case nodes.FlatMapValues(shape=shape):
-            return shape
+        case nodes.Source() | nodes.Apply() | nodes.Branch() | nodes.FlatMapValues() | nodes.Call():
+            return node.shape
         case nodes.Transform(fields=fields):
             return Shape(fields)
         case nodes.Select(parent=parent, columns=columns):
@@ -53,6 +51,8 @@ def _shape_after(node: nodes.Node) -> Shape:
             return Shape.single(*types.values()) if scalar else Shape(types)
         case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
             return shape_after(node.parent)
+        case nodes.Lookup(parent=parent, row=of_table):
+            return Shape({"left": _whole(shape_after(parent)), "right": of_table.kind})
         case nodes.StreamOperator(parent=parent):
             return shape_after(parent)
         case nodes.Changes(parent=parent):

@@ -30,6 +30,7 @@ from sluice.state.model import GenerationRef, StateRow
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
@@ -56,6 +57,9 @@ _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
 _STATES = msgspec.msgpack.Decoder(tuple[list[int], list[State]])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
+_COPIED_ANSWERS = msgspec.msgpack.Decoder(tuple[list[Answer], int])
+_NEW_ANSWERS = msgspec.msgpack.Decoder(tuple[list[Answer], dict[str, int]])
+_ANSWER_IDS = msgspec.msgpack.Decoder(tuple[str, list[str]])
 _AFTER_STATE = msgspec.json.Decoder(tuple[int, tuple[int, int, str, int] | None, int])
 
 
@@ -119,6 +123,10 @@ class LocalApp:
             ("POST", f"{SHARD}/states/versions", self._state_versions),
             ("PUT", f"{SHARD}/states/versions", self._absorb_states),
             ("PUT", f"{SHARD}/states/{{batch:large}}", self._write_states),
+            ("POST", f"{SHARD}/answers", self._write_answers),
+            ("PUT", f"{SHARD}/answers", self._absorb_answers),
+            ("POST", f"{SHARD}/answers/read", self._read_answers),
+            ("POST", f"{SHARD}/answers/page", self._answers),
             ("PUT", SHARD, self._create),
             ("DELETE", SHARD, self._drop),
             ("POST", f"{SHARD}/versions", self._versions),
@@ -214,6 +222,22 @@ class LocalApp:
     async def _absorb_states(self, request: Request) -> None:
         versions = _decode(_STATE_VERSIONS, await _rows(request))
         await self._on(request, lambda shard: shard.absorb_states(versions))
+
+    async def _read_answers(self, request: Request) -> Response:
+        (step, ids), epoch = _decode(_ANSWER_IDS, await _rows(request)), _number(request, "epoch")
+        return _msgpack_response(await self._on(request, lambda shard: shard.read_answers(step, ids, epoch)))
+
+    async def _write_answers(self, request: Request) -> None:
+        (answers, forget), epoch = _decode(_NEW_ANSWERS, await _rows(request)), _number(request, "epoch")
+        await self._on(request, lambda shard: shard.write_answers(answers, epoch, forget=forget))
+
+    async def _answers(self, request: Request) -> Response:
+        after, limit = _decode(msgspec.json.Decoder(tuple[tuple[int, str, str] | None, int]), await _body(request))
+        return _msgpack_response(await self._on(request, lambda shard: shard.answers(after, limit)))
+
+    async def _absorb_answers(self, request: Request) -> None:
+        answers, oldest = _decode(_COPIED_ANSWERS, await _rows(request))
+        await self._on(request, lambda shard: shard.absorb_answers(answers, oldest))
 
     async def _drop(self, request: Request) -> None:
         place = await self._shards.location(*_shard(request))

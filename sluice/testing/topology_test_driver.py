@@ -40,6 +40,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_text
 from sluice.values.pipeline_modules import require_no_task
+from sluice.values.sink_tables import connection_variable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +78,9 @@ class TopologyTestDriver:
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
     the state in PostgreSQL.
 
+    `connections` are the URLs of the databases in which `lookup` reads, by the names of the connections. A file of
+    SQLite will do: `sqlite:////tmp/customers.db`.
+
     The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, it
     starts at this time, and only `advance` moves it.
     """
@@ -89,6 +93,7 @@ class TopologyTestDriver:
         partitions: Mapping[str, int] | None = None,
         database: str = "",
         clock: int | None = None,
+        connections: Mapping[str, str] | None = None,
     ) -> None:
         require_no_task()
         self.pipeline = pipeline
@@ -98,8 +103,9 @@ class TopologyTestDriver:
         # writes after its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
         ledger, shards = (database, database) if database else temporary_databases(self.home)
+        urls = {connection_variable(name): url for name, url in (connections or {}).items()}
         where = {"SLUICE_HOME": str(self.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
-        self._settings = Settings.read(where)
+        self._settings = Settings.read({**where, **urls})
         job = plan(pipeline).job
         self._topics = {*job.topics}
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}

@@ -24,17 +24,19 @@ def with_key(
     *arguments: str,
     value_type: Any = Any,
     may_yield: bool = False,
+    may_be_async: bool = False,
 ) -> Function:
     """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
 
-    Raises TopologyError if the function takes other arguments, if it is async, or if it is a generator without
-    `may_yield`. Also raises it if the function declares its last argument, the value, as a Struct other than
-    `value_type`; for plain JSON data, `value_type` is None.
+    Raises TopologyError if the function takes other arguments, if it is async without `may_be_async`, or if it is a
+    generator without `may_yield`. Also raises it if the function declares its last argument, the value, as a Struct
+    other than `value_type`; for plain JSON data, `value_type` is None.
     """
-    if _accepts(where, function, arguments, may_yield=may_yield):
+    allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
+    if _accepts(where, function, arguments, **allowed):
         require_value_type(where, function, len(arguments) - 1, value_type)
         return WithoutKey(function)
-    if _accepts(where, function, ("key", *arguments), may_yield=may_yield):
+    if _accepts(where, function, ("key", *arguments), **allowed):
         require_value_type(where, function, len(arguments), value_type)
         return function  # type: ignore[no-any-return]
     taken = ", ".join(arguments)
@@ -107,6 +109,7 @@ def _accepts(
     arguments: tuple[str, ...],
     *,
     may_yield: bool = False,
+    may_be_async: bool = False,
 ) -> bool:
     if not callable(function):
         given = f"{type(function).__name__}: {function!r}"
@@ -118,10 +121,15 @@ def _accepts(
     # An instance of a class with `__call__` may be async or a generator, too.
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     for code in (function, called):
-        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+        if inspect.iscoroutinefunction(code) and not may_be_async:
             raise TopologyError(
                 f"{where}: {_name(function)} is async.",
-                next_step="Define it without async.",
+                next_step="Define it without async, or pass it to call(...), which awaits it.",
+            )
+        if inspect.isasyncgenfunction(code):
+            raise TopologyError(
+                f"{where}: {_name(function)} is an async generator.",
+                next_step="Return the result instead of yielding it.",
             )
         if inspect.isgeneratorfunction(code) and not may_yield:
             raise TopologyError(

@@ -7,7 +7,6 @@ from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
-from sluice.values.calls import FunctionBatch
 from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
 
@@ -31,6 +30,8 @@ def title(node: nodes.Node) -> str:
             return f"topic {node.topic}"
         case nodes.Join():
             return f"{node.how} join with {_input_title(node.right)}"
+        case nodes.Lookup(table=table):
+            return f"look-up in table {table.table} of {table.connection}"
         case nodes.Suppress(early_ms=int(early_ms)):
             return f"emit {duration_text(early_ms)} after a change and on window close"
         case nodes.Suppress(until="window_final"):
@@ -41,10 +42,8 @@ def title(node: nodes.Node) -> str:
             return "route"
         case nodes.Apply(gives="nothing"):
             return "peek"
-        case nodes.Apply(batch=FunctionBatch()):
-            return "Python function for many values"
-        case nodes.Apply():
-            return f"Python function for {node.gives}"
+        case nodes.Apply(gives=gives, batch=batch):
+            return f"Python function for {gives if batch is None else 'many values'}"
         case nodes.Process():
             return f"process {'values ' if node.keeps_key else ''}{node.processor.__name__}"
         case _:
@@ -75,7 +74,7 @@ def _detail(node: nodes.Node) -> str:
             return node.value
         case nodes.FlatMapValues():
             return node.items
-        case nodes.Apply() | nodes.Transform():
+        case nodes.Apply() | nodes.Transform() | nodes.Call():
             return getattr(node.function, "__name__", "")
         case nodes.Select():
             columns = node.columns.items()
@@ -95,8 +94,18 @@ def _detail(node: nodes.Node) -> str:
             key = f"by {by}" if by else ""
             read = f"reads {', '.join(tables)}" if tables else ""
             return " ".join([key, read])
+        case nodes.StreamOperator():
+            return _operator_detail(node)
+        case _:
+            return ""
+
+
+def _operator_detail(node: nodes.StreamOperator) -> str:
+    match node:
         case nodes.Deduplicate():
             return f"{node.by} within {duration_text(node.within_ms)}"
+        case nodes.Lookup(table=table):
+            return f"{table.column} = {node.by}, {', '.join(table.columns)}"
         case _:
             return ""
 

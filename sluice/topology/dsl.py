@@ -8,10 +8,11 @@ made by SQL (`select`, `join`) has no declared type and is plain JSON data: a di
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
+from types import EllipsisType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, get_args, overload
 
 from typing_extensions import override
@@ -26,6 +27,13 @@ from sluice.topology.author_functions import (
     require_callable,
     require_value_type,
     with_key,
+)
+from sluice.topology.call_policies import (
+    answers_name,
+    call_policy,
+    fallback_json,
+    looked_up_table,
+    require_whole,
 )
 from sluice.topology.expiries import expiry_of, require_no_versions
 from sluice.topology.graph import Graph
@@ -55,6 +63,7 @@ from sluice.values.record_metadata import (
     EmitStrategy,
     How,
     OnError,
+    OnMissing,
     Until,
 )
 from sluice.values.shapes import Shape
@@ -607,7 +616,7 @@ class Stream(Handle[V]):
         where = self._where("map_batch")
         require_callable(where, function, "values")
         arguments.require_choice(where, "takes", takes, Literal["list", "table"])
-        _require_whole(where, "size", size)
+        require_whole(where, "size", size)
         node = self.pipeline.add(
             nodes.Apply,
             parent=self.node,
@@ -620,6 +629,152 @@ class Stream(Handle[V]):
             on_error=on_error,
         )
         return self._next(node, shape, returns)
+
+    @overload
+    def call(
+        self,
+        function: Callable[[V], Awaitable[R | None]] | Callable[[V], R | None],
+        *,
+        returns: type[R],
+        concurrency: int = 10,
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        otherwise: R | EllipsisType | None = ...,
+        answers: str | None = None,
+        keep: Duration | None = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[R]: ...
+    @overload
+    def call(
+        self,
+        function: Callable[[Key, V], Awaitable[R | None]] | Callable[[Key, V], R | None],
+        *,
+        returns: type[R],
+        concurrency: int = 10,
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        otherwise: R | EllipsisType | None = ...,
+        answers: str | None = None,
+        keep: Duration | None = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[R]: ...
+    def call(
+        self,
+        function: Function,
+        *,
+        returns: type[R],
+        concurrency: int = 10,
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        otherwise: R | EllipsisType | None = ...,
+        answers: str | None = None,
+        keep: Duration | None = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[R]:
+        """Replace the value with the result of a function that calls out of the pipeline, such as a model over HTTP.
+
+        The function, async or not, takes the value, or key and value. Each worker makes up to `concurrency` calls at
+        the same time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error,
+        is made again up to `retries` times, after `backoff`, then after twice that, up to a minute. If it still fails,
+        the record gets the value `otherwise`, or without this parameter, `on_error` applies. A null value stays null
+        without a call.
+
+        The answers are recorded with the state, under the name `answers` (by default, the function's name), and kept
+        for the time `keep`. A batch that is repeated after a crash, and a rebuild, use the recorded answers, so each
+        record has one answer, although a call whose answer was not recorded before the crash is made again. With
+        `keep=None`, nothing is recorded. To call again for all records, change the name `answers` and rebuild.
+        """
+        where = self._where("call")
+        keyed = self._function("call", function, is_sql_allowed=False, may_be_async=True)
+        policy = call_policy(
+            where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff, keep=keep
+        )  # fmt: skip
+        shape = self._result_shape("call", returns)
+        substitute = None if otherwise is ... else fallback_json(where, otherwise, returns)
+        name = "" if keep is None else answers_name(self.pipeline, where, answers, function)
+        node = self.pipeline.add(
+            nodes.Call,
+            parent=self.node,
+            by="_key",
+            function=keyed,
+            takes=self.contract,
+            returns=returns,
+            shape=shape,
+            policy=policy,
+            answers=name,
+            otherwise=substitute,
+            on_error=on_error,
+        )
+        return self._next(node, shape, returns)
+
+    def lookup(
+        self,
+        table: str,
+        *,
+        connection: str,
+        key: str,
+        returns: Contract,
+        column: str | None = None,
+        staleness: Duration = "1 minute",
+        cache: int = 10_000,
+        on_missing: OnMissing = "null",
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        answers: str | None = None,
+        keep: Duration | None = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]:
+        """Join each record with the row of its key in a table of a database, as the fields `left` and `right`.
+
+        `connection` is the name of an Airflow connection, or of the environment variable `SLUICE_CONNECTION_NAME` with
+        the database's URL. `key` is SQL for the key to look up, and `column` the table's column with unique keys (by
+        default, the field named by `key`). `returns` is a Struct whose fields are the columns to read.
+
+        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
+        `staleness`. If the table has no row for a record, or its key is null, `right` is null, or with
+        `on_missing="drop"`, the record is dropped, or with `"error"`, `on_error` applies. A record with a null value is
+        dropped. If the database cannot be read within `timeout`, `retries` times again, the run ends.
+
+        The rows are recorded as `call` records its results, under the name `answers` (by default, the table's name): a
+        repeated batch and a rebuild find the row that the record found when it was first processed.
+        """
+        where = self._where("lookup")
+        self._require_expression(key, "lookup")
+        row = self._result_shape("lookup", returns)
+        if row.scalar or not row.fields:
+            raise TopologyError(
+                f"{where}: returns={returns!r} has no columns.",
+                next_step="Give a Struct whose fields are columns of the table.",
+            )
+        looked_up = looked_up_table(
+            where, table, connection, column or key, tuple(row.fields), staleness=staleness, cache=cache
+        )  # fmt: skip
+        arguments.require_choice(where, "on_missing", on_missing, OnMissing)
+        require_whole(where, "retries", retries, 0)
+        # A read that has run out of time keeps its thread, and each repetition takes another thread.
+        policy = call_policy(
+            where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff, keep=keep
+        )  # fmt: skip
+        name = answers if answers is not None else table
+        if keep is not None:
+            self.pipeline.claim("answers", name)
+        node = self.pipeline.add(
+            nodes.Lookup,
+            parent=self.node,
+            by=key,
+            table=looked_up,
+            returns=returns,
+            row=row,
+            on_missing=on_missing,
+            policy=policy,
+            answers=name,
+            on_error=on_error,
+        )
+        return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
 
     def _table_type(self, where: str) -> str:
         """The type of the values as rows of a table. Raises TopologyError if a field has no known type."""
@@ -1344,6 +1499,7 @@ class Stream(Handle[V]):
         *,
         is_sql_allowed: bool = True,
         may_yield: bool = False,
+        may_be_async: bool = False,
     ) -> Function:
         """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
         where = self._where(step)
@@ -1358,7 +1514,9 @@ class Stream(Handle[V]):
                 next_step=advice,
             )
         # Only a step that takes many results can take them from a generator.
-        keyed = with_key(where, function, "value", value_type=self.contract, may_yield=may_yield)
+        keyed = with_key(
+            where, function, "value", value_type=self.contract, may_yield=may_yield, may_be_async=may_be_async
+        )
         return of_windowed_key(keyed) if nodes.window_of(self.node) is not None else keyed
 
     def _add_function(
@@ -1396,12 +1554,6 @@ class Stream(Handle[V]):
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
         return Stream(self.pipeline, node, shape, contract)
-
-
-def _require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
-    """Raise TopologyError unless `value` is a whole number, at least `least`."""
-    if type(value) is not int or value < least:
-        raise TopologyError(f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.")
 
 
 def _joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:

@@ -15,6 +15,7 @@ from sluice.topology.source_line import source_line
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 
 _UNIQUE = {
+    "answers": 'Name the answers of one step: answers="scores".',
     "store": "Give each store its own name.",
     "table": "Write to a table once, after a merge.",
     "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge.",

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from typing_extensions import override
 
 from sluice.topology.serdes import Contract, Serde
-from sluice.values.calls import FunctionBatch
+from sluice.values.calls import CallPolicy, FunctionBatch, LookedUpTable
 from sluice.values.epochs import EpochTime
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Delivery as Delivery
@@ -17,6 +17,7 @@ from sluice.values.record_metadata import Emit as Emit
 from sluice.values.record_metadata import EmitStrategy as EmitStrategy
 from sluice.values.record_metadata import How as How
 from sluice.values.record_metadata import OnError as OnError
+from sluice.values.record_metadata import OnMissing as OnMissing
 from sluice.values.record_metadata import OnNull as OnNull
 from sluice.values.record_metadata import OnTime as OnTime
 from sluice.values.record_metadata import Until as Until
@@ -342,6 +343,37 @@ class Deduplicate(StreamOperator):
 
 
 @dataclass(frozen=True, eq=False)
+class Call(StreamOperator):
+    """Replaces the value with the result of a function that calls out of the pipeline."""
+
+    function: Callable[..., Any]
+    takes: Contract | None
+    """The type of the value passed to the function; None for plain JSON data."""
+    returns: Contract | None
+    shape: Shape
+    """The shape of the results."""
+    policy: CallPolicy
+    answers: str
+    """The name under which the results are recorded."""
+    otherwise: str | None = None
+    """JSON of the result of a call that has failed; None if the record then fails."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(StreamOperator):
+    """Joins each record with the row of its key in a table of a database, as the fields `left` and `right`."""
+
+    table: LookedUpTable
+    returns: Contract
+    row: Shape
+    """The shape of the table's rows."""
+    on_missing: OnMissing
+    policy: CallPolicy
+    answers: str
+    """The name under which the rows are recorded."""
+
+
+@dataclass(frozen=True, eq=False)
 class Sink(Node):
     """Writes every record, or every change of a table, to `topic`, or to a `table` of a database."""
 
@@ -492,7 +524,7 @@ def window_of(node: Node) -> AnyWindow | None:
             return None if isinstance(window, CountWindow) else window
         case Suppress() | Filter() | Select() | MapValues() | FlatMapValues() | Transform():
             return window_of(node.parent)
-        case ToStream() | Changes() | ToTable() | Deduplicate():
+        case ToStream() | Changes() | ToTable() | StreamOperator():
             return window_of(node.parent)
         case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
             return window_of(parent)

@@ -1,4 +1,4 @@
-"""How a step calls an author's function: with how many values, how often, and how long it waits."""
+"""How a step calls an author's function or asks a database: how often, how long, and what it records."""
 
 from __future__ import annotations
 
@@ -13,3 +13,35 @@ class FunctionBatch:
     """The largest number of values."""
     table: str | None = None
     """The Spark SQL type of the values if the function takes them as a `pyarrow.RecordBatch`; None for a list."""
+
+
+@dataclass(frozen=True)
+class CallPolicy:
+    """How a step calls out of the pipeline."""
+
+    concurrency: int
+    """The largest number of calls at the same time, per worker."""
+    timeout_ms: int
+    """How long to wait for one call."""
+    retries: int
+    """How often a call that fails is made again."""
+    backoff_ms: int
+    """How long to wait before the first repetition. Each later wait is twice as long, up to a minute."""
+    keep_ms: int | None
+    """How long an answer stays recorded after its batch; None if answers are not recorded."""
+
+
+@dataclass(frozen=True)
+class LookedUpTable:
+    """A table of a database in which records are looked up."""
+
+    table: str
+    connection: str
+    column: str
+    """The column that is compared with the records' keys."""
+    columns: tuple[str, ...]
+    """The columns that are read."""
+    staleness_ms: int
+    """How old a cached row may be."""
+    cached_rows: int
+    """The largest number of cached rows, per process."""

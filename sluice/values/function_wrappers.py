@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of an author's function, or of its wrapper, returns a coroutine."""
+    own = inspect.unwrap(function)
+    # An instance of a class with `__call__` may be async, too.
+    called = own if inspect.isroutine(own) else getattr(own, "__call__", own)  # noqa: B004
+    return inspect.iscoroutinefunction(own) or inspect.iscoroutinefunction(called)
 
 
 class Wrapper:

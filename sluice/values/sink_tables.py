@@ -18,8 +18,8 @@ WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
 """The columns of the rows of a windowed table that, together with the key, identify a row."""
 
 _PART = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
-_TABLE = re.compile(rf"({_PART}\.)?{_PART}")
-_CONNECTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+TABLE_NAME = re.compile(rf"({_PART}\.)?{_PART}")
+CONNECTION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MOST_BYTES = 63
 _SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 _NOT_IN_DELTA = " ,;{}()\n\t="
@@ -53,8 +53,8 @@ class PostgresTable:
     types: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require_match(self, "table", self.name, _TABLE, "shop.totals")
-        _require_match(self, "connection", self.connection, _CONNECTION, "warehouse")
+        _require_match(self, "table", self.name, TABLE_NAME, "shop.totals")
+        _require_match(self, "connection", self.connection, CONNECTION_NAME, "warehouse")
         _require_column_name(self, self.key)
         for kind in self.types.values():
             _require_match(self, "type", kind, _TYPE, "numeric(12,2)")

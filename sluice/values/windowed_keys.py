@@ -81,6 +81,11 @@ def split_windowed_key(text: str) -> tuple[str, Bounds]:
     return key, (int(start), int(end))
 
 
+def windowed_key_text(key: str, bounds: Bounds) -> str:
+    """The text of a windowed key."""
+    return f"{bounds[0]}:{bounds[1]}:{key}"
+
+
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a function of a `Windowed` to be called with the text of a windowed key."""
     return function if isinstance(function, WithoutKey) else OfWindowedKey(function)

@@ -11,6 +11,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.shard.addresses import location
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range
@@ -92,3 +93,29 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
 def open_and_scan(address: str) -> list[StateRow]:
     with open_shard(address) as shard:
         return shard.scan(0, 1)
+
+
+def test_answers_belong_to_no_batch(address: str) -> None:
+    """A run that begins removes the batches that were not published, and keeps the answers that they have recorded."""
+    first, other = Answer("score", "1", "a", 100, "7"), Answer("other", "1", "a", 100, error="refused")
+    with create_shard(address) as shard:
+        assert shard.read_answers("score", ["1"], 0) == []
+        shard.begin_run(1, -1)
+        shard.write_states(0, [7], [State(7, "a", b"state")], 1)
+        shard.write_answers([first, other], 1)
+        shard.begin_run(2, -1)
+        assert shard.read_states(7, ["a"], 1, 2) == {}
+        assert shard.read_answers("score", ["1", "2"], 2) == [first]
+        # Another attempt of the task has called, too. The first answer stays.
+        shard.write_answers([Answer("score", "1", "a", 100, "8"), Answer("score", "2", "b", 200)], 2)
+        assert shard.read_answers("score", ["1"], 2) == [first]
+        with pytest.raises(LeaseError):
+            shard.write_answers([Answer("score", "3", "a", 300)], 1)
+        with pytest.raises(LeaseError):
+            shard.read_answers("score", ["1"], 1)
+        assert shard.answers(None, 2) == [other, first]
+        assert [answer.id for answer in shard.answers((100, "score", "1"), 9)] == ["2"]
+        shard.write_answers([], 2, forget={"score": 150})
+        assert [(answer.step, answer.id) for answer in shard.answers(None, 9)] == [("other", "1"), ("score", "2")]
+        assert shard.last_places().answer == 200
+    drop_shard(address)

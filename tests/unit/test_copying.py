@@ -12,6 +12,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.remote.copying import ShardCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.shard import Shard
@@ -107,6 +108,18 @@ def test_an_interrupted_copy_continues_and_ends_as_its_source(
         assert content(copy.target, source.batch) == content(source.shard, source.batch)
         with pytest.raises(Refused, match="moved away"):
             copy.target.write_rows(9, [])
+
+
+def test_a_copy_has_the_recorded_answers_and_forgets_what_its_source_forgets(database: str) -> None:
+    source, place = Source(database), location(database, GenerationRef("copy", 1), 0)
+    for batch in range(3):
+        source.write()
+        new = [Answer("score", f"{batch}-{number}", "a", batch * 100, f"{number}") for number in range(10)]
+        source.shard.write_answers(new, 0, forget={"score": (batch - 1) * 100})
+        with ShardCopy(source.shard, place) as copy:
+            copy.fill()
+            assert copy.target.answers(None, 99) == source.shard.answers(None, 99)
+    assert len(source.shard.answers(None, 99)) == 20
 
 
 def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

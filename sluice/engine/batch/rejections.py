@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import REJECTED, sorted_indices
 from sluice.errors import RecordFailed, error_text
+from sluice.operators.base import RecordedFailure
 from sluice.values.phrases import counted
 from sluice.values.sql_text import struct_json
 
@@ -39,6 +40,8 @@ class Rejected(msgspec.Struct, omit_defaults=True):
 
 def describe_error(error: BaseException) -> str:
     """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
+    if isinstance(error, RecordedFailure):
+        return str(error)
     # An author's exception may raise an error of its own when it is turned into text.
     text = error_text(error)
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +19,7 @@ from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
 from sluice.state.shard.shard import Checksums, Shard
+from sluice.values.sink_tables import connection_variable
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,17 @@ class Storage:
     side_outputs: SideOutputs
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
+    connections: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variable → URL, of the databases in which records are looked up."""
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
         ref = GenerationRef(job.pipeline.name, generation)
         workers = range(job.pipeline.workers)
         shards = tuple(location(settings.shards, ref, worker) for worker in workers)
-        return cls(job, generation, SideOutputs(), shards)
+        variables = [connection_variable(name) for name in job.lookup_connections]
+        connections = {name: settings.connections[name] for name in variables if name in settings.connections}
+        return cls(job, generation, SideOutputs(), shards, connections)
 
     @property
     def ref(self) -> GenerationRef:

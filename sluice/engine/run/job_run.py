@@ -34,6 +34,7 @@ from sluice.engine.run.compatibility import (
     stores_to_come,
 )
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
+from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
@@ -216,6 +217,8 @@ class JobRun:
                     None if transaction is None else transaction.last,
                     lease.epoch,
                 )
+            if self.steps is not None:
+                inherit_answers(ledger, storage, lease.epoch)
             destinations = None if output is None else self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)

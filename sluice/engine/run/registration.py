@@ -8,7 +8,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
-from sluice.plan.operator_parameters import Process
+from sluice.plan.operator_parameters import Call, Process, TableLookup
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
@@ -95,6 +95,9 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
 def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
     """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
     for operator in job.operators:
+        # Its answers belong to no batch and to no definition: each says itself what was asked.
+        if isinstance(operator.action, Call | TableLookup):
+            continue
         inputs = types.inputs[operator.number]
         definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
         made = f"number {operator.number} > {definition}"

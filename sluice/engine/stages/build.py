@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from decimal import Decimal
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from sluice.engine.batch.rejections import describe_error
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.errors import EngineError, TopologyError
+from sluice.lookups.connections import Connection
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Cogrouped, Custom, Functions
@@ -22,6 +24,7 @@ from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT, Operator
 from sluice.operators.by_window import ByWindow
+from sluice.operators.call import Call, Lookup
 from sluice.operators.early_results import EarlyResults
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
@@ -38,6 +41,7 @@ from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.record_metadata import EmitStrategy
+from sluice.values.sink_tables import connection_variable
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import (
     AnyWindow,
@@ -57,13 +61,22 @@ def stage_operator(
     *,
     is_read: bool,
     only_last: bool,
+    connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit the resolved types.
-    `only_last` is true if only a key's last result in a batch matters.
+    `only_last` is true if only a key's last result in a batch matters. `connections`: environment variable → the URL of
+    a database in which records are looked up.
     """
     only_last = only_last and not operator.by_window
+    action = operator.action
+    if isinstance(action, plan.Call):
+        return StageOperator(operator, partial(_call, action, str(operator.step)))
+    if isinstance(action, plan.TableLookup):
+        name = action.table.connection
+        connection = Connection(name, connections.get(connection_variable(name), ""))
+        return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
     make = _make(operator, arguments.get(operator.number, []), is_read, only_last)
     return StageOperator(operator, partial(ByWindow, make) if operator.by_window else make)
 
@@ -121,6 +134,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.Process():
             return partial(_process, action, operator.step.at)
         case _:  # the planned action is the operator itself
+            assert not isinstance(action, plan.Call | plan.TableLookup)
             return partial(copy, action)
 
 
@@ -161,6 +175,25 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
             f"The processor {name} at {at} cannot be started: {describe_error(error)}.",
             next_step="Correct the processor's __init__ or init, then run again.",
         ) from error
+
+
+def _call(action: plan.Call, step: str) -> Operator[Any]:
+    return Call(
+        action.function.value,
+        action.policy,
+        step,
+        argument_type=action.takes.value if action.takes else Any,
+        result_type=action.returns.value if action.returns else Any,
+        otherwise=action.otherwise,
+    )
+
+
+def _lookup(action: plan.TableLookup, step: str, connection: Connection) -> Operator[Any]:
+    # Imported only if it is needed: SQLAlchemy takes a second.
+    from sluice.lookups.database_table import DatabaseTable
+
+    table = DatabaseTable(action.table, connection, action.returns.value, step)
+    return Lookup(table.read, action.policy, step, action.on_missing)
 
 
 def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) -> Operator[Any]:

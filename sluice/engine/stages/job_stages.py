@@ -23,11 +23,13 @@ from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
 from sluice.plan.operator_parameters import (
     Aggregate,
+    Call,
     Merge,
     Process,
     PythonAggregate,
     StreamJoin,
     TableJoin,
+    TableLookup,
 )
 from sluice.plan.planned_operators import COGROUPED, STORE, result_column
 from sluice.settings import settings
@@ -127,7 +129,15 @@ class Stages:
         for operator in operators:
             is_read = operator.result in operator.columns_read
             only_last = operator.number in only_stored
-            built.append(stage_operator(operator, self.arguments, is_read=is_read, only_last=only_last))
+            built.append(
+                stage_operator(
+                    operator,
+                    self.arguments,
+                    is_read=is_read,
+                    only_last=only_last,
+                    connections=self.storage.connections,
+                )
+            )
         stage = Stage(
             number,
             self.ingest.stream_times,
@@ -203,6 +213,12 @@ class Stages:
                 yield operator.result, compact(shape.kind)
             case Aggregate() as aggregate:
                 yield operator.result, self._aggregate_type(operator, aggregate)
+            case Call(shape=shape):
+                yield operator.result, compact(shape.kind)
+            case TableLookup(row=of_table):
+                record = self._values[operator.number, 0]
+                kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
+                yield operator.result, kind
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
                 yield (

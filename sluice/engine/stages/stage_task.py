@@ -23,9 +23,11 @@ from sluice.engine.stages.column_aggregation import ColumnAggregation
 from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
+from sluice.engine.stages.recorded_answers import NO_ANSWERS, RecordedAnswers
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
+from sluice.operators.call import Call, Lookup
 from sluice.state.shard.operator_states import State
 
 
@@ -161,9 +163,12 @@ class StageRun:
         operators: dict[int, OperatorRun],
         only_stored: frozenset[int],
         last_only: frozenset[int] = frozenset(),
+        answers: Mapping[int, RecordedAnswers] = NO_ANSWERS,
     ) -> None:
         self.operators = operators
         self.last_only = last_only
+        self.answers = answers
+        """The operators that ask outside of the pipeline, and their answers."""
         self.listeners: dict[int, list[OperatorRun]] = {}
         """Operator → the operators that get its results directly."""
         for operator in operators.values():
@@ -177,7 +182,12 @@ class StageRun:
         for operator in stage.operators:
             timeline = timelines.get(operator.plan.clock)
             operators[operator.number] = OperatorRun(operator, states, timeline)
-        return cls(operators, stage.only_stored, stage.last_only)
+        answers: dict[int, RecordedAnswers] = {}
+        for number, run in operators.items():
+            asking = run.operator
+            if isinstance(asking, Call | Lookup):
+                answers[number] = RecordedAnswers(run.spec, asking, states, stage.topics)
+        return cls(operators, stage.only_stored, stage.last_only, answers)
 
     def process(self, by_target: dict[int, list[dict[str, pa.Array]]]) -> Iterator[pa.RecordBatch]:
         """Pass all rows to their operators, one operator after the other. Yields results, and frees the rows."""
@@ -188,7 +198,9 @@ class StageRun:
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
             runs = (run, *self.listeners.get(number, ()))
             aggregation = ColumnAggregation.of(run, runs[1:]) if number in self.last_only else None
-            if aggregation is not None:
+            if number in self.answers:
+                yield from self.answers[number].process(rows, self.output)
+            elif aggregation is not None:
                 self._load(runs, rows)
                 rest = aggregation.process(rows, self.output)
                 yield from self._process_in_order(runs, rest.in_order())

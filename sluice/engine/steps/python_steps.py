@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from sluice.engine.steps import key_sql
 from sluice.engine.steps.python_calls import BatchCall, calls_of
@@ -33,4 +33,4 @@ def _on_arrow(call: BatchCall) -> Any:
         outcomes = call.call_all(passed.to_pylist(), keys.to_pylist(), values.to_pylist())
         return pa.array(outcomes, arrow_type(PYTHON_RESULT))
 
-    return arrow_udf(results, PYTHON_RESULT)
+    return arrow_udf(results, PYTHON_RESULT, ArrowUDFType.SCALAR)

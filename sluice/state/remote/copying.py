@@ -16,9 +16,10 @@ from typing import Self, TypeVar
 
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import create_shard, open_shard
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
 from sluice.state.shard.operator_states import StateVersion
-from sluice.state.shard.pages import PAGE, pages_of_states, pages_of_versions
+from sluice.state.shard.pages import PAGE, pages_of_answers, pages_of_states, pages_of_versions
 from sluice.state.shard.shard import (
     NO_PLACES,
     STATE_ROWS,
@@ -121,6 +122,7 @@ class ShardCopy:
         try:
             if self._until is None or missing <= self._until:
                 self._copy_since(target, missing, target.journal())
+            copy_answers(self._source, target)
             journal = self._source.journal()
             as_of = journal.newest if self._until is None else self._until
             entries = [entry for entry in journal.batches if entry.batch <= as_of]
@@ -197,6 +199,10 @@ class NewShard:
         self.rows[operator] += len(versions)
         self.totals[operator] += sum(version.digest for version in versions)
 
+    def add_answers(self, answers: Sequence[Answer]) -> None:
+        """Add a page of recorded answers."""
+        self.shard.absorb_answers(answers, oldest=0)
+
     def finish(self, batch: int, epoch: int) -> Checksums:
         """Write the journal, compare the checksums with the rows, and accept writes.
 
@@ -208,6 +214,15 @@ class NewShard:
         _finish_copy(self.shard, Journal(epoch, entries), batch, None)
         self.shard.seal(sealed=False)
         return self.shard.checksums(batch)
+
+
+def copy_answers(source: Shard, target: Shard) -> None:
+    """Copy the recorded answers that a sealed shard lacks, and remove the answers that the source has forgotten."""
+    oldest = source.answers(None, 1)
+    newest = target.last_places().answer
+    # Several answers have the same time, of which an interrupted copy may have only some.
+    for page in pages_of_answers(source, None if newest is None else (newest, "", "")):
+        target.absorb_answers(page, oldest[0].at)
 
 
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:

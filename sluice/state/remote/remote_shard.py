@@ -18,11 +18,19 @@ from sluice.state.remote.connection import (
     client_options,
     response_content,
 )
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
-from sluice.state.shard.shard import Checksums, Journal, LastPlaces, Shard, Version
+from sluice.state.shard.shard import (
+    NOTHING_FORGOTTEN,
+    Checksums,
+    Journal,
+    LastPlaces,
+    Shard,
+    Version,
+)
 
 ANSWER_SECONDS = 60.0
 """How long a busy server may take to say that it has a shard. A paused server accepts connections
@@ -32,6 +40,7 @@ _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
 _STORED = msgspec.msgpack.Decoder(list[StoredRow])
 _STATES = msgspec.msgpack.Decoder(dict[str, StoredState])
+_ANSWERS = msgspec.msgpack.Decoder(list[Answer])
 _KEYS_AT_ONCE = 10_000
 
 
@@ -154,6 +163,33 @@ class RemoteShard(Shard):
     ) -> None:
         content = msgspec.msgpack.encode((list(numbers), states))
         self._call("PUT", f"/states/{batch}?epoch={epoch}", content)
+
+    @override
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+        answers: list[Answer] = []
+        for start in range(0, len(ids), _KEYS_AT_ONCE):
+            content = msgspec.msgpack.encode((step, list(ids[start : start + _KEYS_AT_ONCE])))
+            answers += _ANSWERS.decode(self._call("POST", f"/answers/read?epoch={epoch}", content))
+        return answers
+
+    @override
+    def write_answers(
+        self,
+        answers: Sequence[Answer],
+        epoch: int,
+        *,
+        forget: Mapping[str, int] = NOTHING_FORGOTTEN,
+    ) -> None:
+        content = msgspec.msgpack.encode((list(answers), dict(forget)))
+        self._call("POST", f"/answers?epoch={epoch}", content)
+
+    @override
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+        return _ANSWERS.decode(self._call("POST", "/answers/page", msgspec.json.encode((after, limit))))
+
+    @override
+    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+        self._call("PUT", "/answers", msgspec.msgpack.encode((list(answers), oldest)))
 
     @override
     def begin_run(self, epoch: int, as_of: int) -> Checksums:

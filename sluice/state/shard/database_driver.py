@@ -62,6 +62,9 @@ class Driver(Protocol):
     def check_integrity(self) -> None:
         """Read the whole database. Raises StateError if its internal structures are damaged."""
 
+    def has_table(self, name: str) -> bool:
+        """Whether the shard has a table that is made when it is first needed."""
+
     def is_current(self) -> bool:
         """Whether the opened shard is still at its address, not replaced or deleted."""
 

@@ -13,8 +13,10 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, EngineError, LeaseError, Refused
 from sluice.state.model import NO_WINDOW, StateRow
+from sluice.state.shard import answers as recorded_answers
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expiry import expire
@@ -22,6 +24,7 @@ from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
 from sluice.state.shard.shard import (
+    NOTHING_FORGOTTEN,
     STATE_ROWS,
     Checksums,
     Journal,
@@ -210,6 +213,42 @@ class LocalShard(Shard):
                     self._driver.execute(statements.INSERT_BATCH, entry)
                     added += row_growth
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (0, added))
+
+    @override
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+        found = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
+        self._require_newest_writer(epoch)
+        return found
+
+    @override
+    def write_answers(
+        self,
+        answers: Sequence[Answer],
+        epoch: int,
+        *,
+        forget: Mapping[str, int] = NOTHING_FORGOTTEN,
+    ) -> None:
+        with self._writing(epoch):
+            recorded_answers.prepare(self._driver)
+            recorded_answers.write(self._driver, answers)
+            for step, before in forget.items():
+                recorded_answers.forget(self._driver, step, before)
+
+    @override
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+        return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
+
+    @override
+    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+        with self._driver.transaction():
+            self._require_sealed()
+            recorded_answers.prepare(self._driver)
+            recorded_answers.write(self._driver, answers)
+            recorded_answers.forget_all(self._driver, oldest)
+
+    @property
+    def _has_answers(self) -> bool:
+        return self._driver.has_table("answers")
 
     @contextmanager
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
@@ -450,7 +489,8 @@ class LocalShard(Shard):
             self._driver.fetch(statements.LAST_ROW, ()),
             self._driver.fetch(statements.LAST_STATE, ()),
         )
-        return LastPlaces(rows[0] if rows else None, states[0] if states else None)
+        newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
+        return LastPlaces(rows[0] if rows else None, states[0] if states else None, newest_answer)
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

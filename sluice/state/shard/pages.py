@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.shard import Shard, Version
 
@@ -43,3 +44,10 @@ def pages_of_states(
     while page := shard.state_versions(since, after, PAGE):
         yield page
         after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch
+
+
+def pages_of_answers(shard: Shard, after: tuple[int, str, str] | None = None) -> Iterator[list[Answer]]:
+    """All recorded answers, sorted by time, step and id. With `after`, only the answers that come after this place."""
+    while page := shard.answers(after, PAGE):
+        yield page
+        after = page[-1].at, page[-1].step, page[-1].id

@@ -225,6 +225,11 @@ class PostgresDriver(Driver):
         self.fetch("SELECT count(*), sum(length(state)) FROM states", ())
 
     @override
+    def has_table(self, name: str) -> bool:
+        query = "SELECT to_regclass(format('%%I.%%I', ?::text, ?::text)) IS NOT NULL"
+        return bool(self.fetch(query, (self._schema, name))[0][0])
+
+    @override
     def is_current(self) -> bool:
         return True
 

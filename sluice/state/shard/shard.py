@@ -7,11 +7,13 @@ Queries need more operations and are always executed by the process that opens t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol, Self
 
 import msgspec
 
 from sluice.state.model import StateRow
+from sluice.state.shard.answers import Answer
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow
@@ -74,9 +76,12 @@ class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
     """Group, key, window start and batch."""
     state: tuple[int, int, str, int] | None
     """Operator, whether all keys share the state (0 or 1), key and batch."""
+    answer: int | None = None
+    """The time of the newest answers, epoch ms."""
 
 
 NO_PLACES = LastPlaces(None, None)
+NOTHING_FORGOTTEN: Mapping[str, int] = MappingProxyType({})
 
 
 class Checksums(msgspec.Struct, frozen=True, array_like=True):
@@ -191,6 +196,30 @@ class Shard(Protocol):
         """Write states of the operators with these numbers in one transaction.
 
         A retry replaces the batch. Raises EngineError if one of the operators has a newer batch.
+        """
+
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+        """The recorded answers of a step with these ids, in any order."""
+
+    def write_answers(
+        self,
+        answers: Sequence[Answer],
+        epoch: int,
+        *,
+        forget: Mapping[str, int] = NOTHING_FORGOTTEN,
+    ) -> None:
+        """Record answers in one transaction, independently of batches. The first answer of an id stays.
+
+        `forget`: step → the time, epoch ms, before which its answers are removed.
+        """
+
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+        """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+
+    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+        """Record another shard's answers in a sealed shard, in one transaction.
+
+        Answers from before the time `oldest`, epoch ms, are removed.
         """
 
     def journal(self) -> Journal:

@@ -170,6 +170,10 @@ class SqliteDriver(Driver):
             raise DamagedState(f"The shard is damaged: {problem}.")
 
     @override
+    def has_table(self, name: str) -> bool:
+        return bool(self.fetch("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)))
+
+    @override
     def is_current(self) -> bool:
         return _identity(self._path) == self._identity
 

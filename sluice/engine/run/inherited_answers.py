@@ -1,0 +1,49 @@
+"""Gives a new generation the recorded answers of the current one, so that a rebuild calls nothing again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import structlog
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.batch.worker_shards import worker_shard
+from sluice.errors import StateError
+from sluice.plan.operator_parameters import Call, TableLookup
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationRef, owner
+from sluice.state.shard.answers import Answer
+from sluice.state.shard.pages import pages_of_answers
+
+log = structlog.get_logger()
+
+
+def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
+    """Copy the answers of the job's steps into the generation's shards, each to the worker that owns its key.
+
+    The answers of a lost or damaged shard are left out: the rebuild then calls again for its records.
+    """
+    steps = {
+        operator.action.answers for operator in storage.job.operators if isinstance(operator.action, Call | TableLookup)
+    }
+    name = storage.job.pipeline.name
+    number = ledger.generations.current_number(name)
+    current = None if number is None else ledger.generations.get(GenerationRef(name, number))
+    if not steps or current is None or current.generation == storage.generation:
+        return
+    for worker in current.workers:
+        try:
+            with worker_shard(worker.number, worker.location) as shard:
+                for page in pages_of_answers(shard):
+                    _write(storage, [answer for answer in page if answer.step in steps], epoch)
+        except StateError as error:
+            log.warning("answers lost", pipeline=name, worker=worker.number, why=error.detail)
+
+
+def _write(storage: Storage, answers: list[Answer], epoch: int) -> None:
+    by_worker: dict[int, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_worker[owner(answer.key, len(storage.locations))].append(answer)
+    for worker, of_worker in by_worker.items():
+        with storage.shard(worker) as shard:
+            shard.write_answers(of_worker, epoch)

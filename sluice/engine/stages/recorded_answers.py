@@ -1,0 +1,134 @@
+"""Asks for the rows of an operator outside of the pipeline, and records the answers in the worker's shard.
+
+An answer is found again by the record and the input that it is for. So a batch that is repeated after a crash asks only
+for rows without a recorded answer, and a rebuild, which copies the answers, repeats none of the calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
+
+import msgspec
+import pyarrow as pa
+
+from sluice.engine.batch.rejections import describe_error, run_ending_error, step_error, subject_of
+from sluice.engine.batch.row_schemas import Position, has_origin, offset_of, partition_of
+from sluice.engine.stages.operator_rows import OperatorRows
+from sluice.engine.stages.operator_run import BatchStates
+from sluice.engine.stages.stage_output import StageOperator, StageOutput
+from sluice.operators.base import Answered, Asking, Row, rejects_record
+from sluice.plan.operator_parameters import Call, TableLookup
+from sluice.state.shard.answers import Answer
+
+NO_ANSWERS: Mapping[int, RecordedAnswers] = MappingProxyType({})
+_Placed = tuple[Position, Row]
+
+
+@dataclass(frozen=True)
+class RecordedAnswers:
+    """The answers of one operator in one batch."""
+
+    spec: StageOperator
+    operator: Asking
+    stored: BatchStates
+    topics: Mapping[int, str]
+    """Source number → its topic."""
+
+    def process(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
+        """Send the results of all rows, in order. Yields the results when there are many."""
+        waiting = rows.in_order().rows()
+        while turn := list(islice(waiting, self.operator.rows_at_once)):
+            answers = self._answers(turn)
+            for (position, row), answer in zip(turn, answers, strict=True):
+                output.operator, output.row, output.headers = self.spec, row, row.headers
+                output.start_row(position, row.after)
+                output.hold()
+                self.operator.send(row, answer, output)
+                output.release()
+            if output.has_many_rows:
+                yield from output.take()
+
+    def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
+        """The answers of these rows; empty answers for rows that need none."""
+        ids = [self._id(position, row) if self.operator.needs_answer(row) else "" for position, row in turn]
+        known = self._recorded([each for each in dict.fromkeys(ids) if each])
+        # Rows with the same id are the same input of the same record, and share a call.
+        asked: dict[str, Row] = {}
+        for each, (_, row) in zip(ids, turn, strict=True):
+            if each and each not in known:
+                asked.setdefault(each, row)
+        if asked:
+            known |= self._ask(asked)
+        return [known[each] if each else Answered() for each in ids]
+
+    def _ask(self, asked: Mapping[str, Row]) -> dict[str, Answered]:
+        """Ask for these rows, and record the answers.
+
+        Raises RecordFailed, after the other answers are recorded, if a call has failed and the step's policy is to end
+        the run.
+        """
+        results = self.operator.ask([*asked.values()])
+        answers: dict[str, Answered] = {}
+        ending: BaseException | None = None
+        for (each, row), result in zip(asked.items(), results, strict=True):
+            if not isinstance(result, BaseException):
+                answers[each] = Answered(result)
+                continue
+            step = self.spec.plan.step
+            if not rejects_record(result):
+                ending = run_ending_error(str(step), result, subject_of(row.foreign))
+            elif step.on_error == "fail" and not self._has_substitute:
+                ending = step_error(str(step), row.foreign, describe_error(result))
+            else:
+                answers[each] = Answered(error=describe_error(result))
+        recorded = self._record(asked, answers)
+        if ending is not None:
+            raise ending
+        return recorded
+
+    @property
+    def _has_substitute(self) -> bool:
+        """Whether a record goes on with another value if its call fails."""
+        action = self.spec.plan.action
+        return isinstance(action, Call) and action.otherwise is not None
+
+    def _record(self, asked: Mapping[str, Row], answers: dict[str, Answered]) -> dict[str, Answered]:
+        """Record answers. Returns the recorded answers, of which another attempt of the task may have made some."""
+        stored, policy = self.stored, self._action.policy
+        if policy.keep_ms is None or not answers:
+            return answers
+        now = stored.before.now
+        new: list[Answer] = []
+        for each, answer in answers.items():
+            key = asked[each].key or ""
+            new.append(Answer(self._action.answers, each, key, now, answer.value, answer.error))
+        forget = {self._action.answers: now - policy.keep_ms}
+        stored.shard.write_answers(new, stored.epoch, forget=forget)
+        return answers | self._recorded([*answers])
+
+    def _recorded(self, ids: Sequence[str]) -> dict[str, Answered]:
+        if self._action.policy.keep_ms is None or not ids:
+            return {}
+        answers = self.stored.shard.read_answers(self._action.answers, ids, self.stored.epoch)
+        return {answer.id: Answered(answer.value, answer.error) for answer in answers}
+
+    @property
+    def _action(self) -> Call | TableLookup:
+        action = self.spec.plan.action
+        assert isinstance(action, Call | TableLookup)
+        return action
+
+    def _id(self, position: Position, row: Row) -> str:
+        """Identifies a row by its record and by what is asked, wherever batches end and steps before it change."""
+        sequence, origin, _ = position
+        place: tuple[str, int, int] | None = None
+        # A result that no record has caused, such as a timer's, is identified by key, value and time alone.
+        if has_origin(sequence):
+            source, partition = partition_of(origin)
+            place = self.topics.get(source, ""), partition, offset_of(origin)
+        asked = msgspec.msgpack.encode((place, row.key, row.foreign, row.value, row.time, row.window))
+        return hashlib.blake2b(asked, digest_size=16).hexdigest()

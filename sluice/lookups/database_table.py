@@ -1,0 +1,186 @@
+"""Reads the rows of keys from a table of a database, many keys in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from functools import cache, cached_property
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Column, Engine, MetaData, Table, create_engine, select
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    NoSuchModuleError,
+    NoSuchTableError,
+    SQLAlchemyError,
+)
+from sqlalchemy.pool import NullPool
+
+from sluice.errors import EngineError, SettingsError
+from sluice.lookups.connections import Connection
+from sluice.lookups.row_cache import Row, RowCache
+from sluice.operators.call import Rows
+from sluice.operators.encoding import Declared
+from sluice.values.calls import LookedUpTable
+
+
+def _whole_number(key: str) -> int:
+    """The number with this text. Raises ValueError for another text of the number, such as 007: it is another key."""
+    number = int(key)
+    if str(number) != key:
+        raise ValueError
+    return number
+
+
+_KEY_TYPES: Mapping[type, Callable[[str], Any]] = {
+    str: str,
+    int: _whole_number,
+    Decimal: Decimal,
+    UUID: UUID,
+    date: date.fromisoformat,
+}
+"""Python type of a column's values → the function that makes such a value from the text of a key."""
+
+
+@dataclass(frozen=True)
+class DatabaseTable:
+    """The rows of a table, by the text of a key. `row_type` is the type of a row, whose fields are columns."""
+
+    table: LookedUpTable
+    connection: Connection
+    row_type: Any
+    step: str
+    """The step's name in errors."""
+
+    def read(self, keys: Sequence[str]) -> Rows:
+        """The rows of these keys, from the cache or in one statement.
+
+        A row that cannot be used is an exception. Raises EngineError if the database refuses the table.
+        """
+        cached = _row_cache(self.connection.name, self.table)
+        rows, missing = cached.rows(keys)
+        if missing:
+            # A row may change while it is read, so it is as old as the beginning of the read.
+            begun = cached.clock()
+            try:
+                read = self._read(missing)
+            except SQLAlchemyError as error:
+                # SQLAlchemy's text has the whole statement.
+                raise ConnectionError(_first_cause(error)) from None
+            cached.add(missing, read, begun)
+            rows |= read
+        return {key: row for key, row in rows.items() if row is not None}
+
+    def _read(self, keys: Sequence[str]) -> dict[str, Row]:
+        """The rows of these keys in the database. Keys without a row are missing."""
+        values: dict[str, Any] = {}
+        for key in keys:
+            value = self._key_value(key)
+            if value is not None:
+                values[key] = value
+        try:
+            return self._rows(values) if values else {}
+        except (DataError, OverflowError, ValueError) as error:
+            # The database refuses a key, such as a text with NUL. The halves show which key it is.
+            if len(values) == 1:
+                return dict.fromkeys(values, LookupError(_first_cause(error)))
+            middle = len(keys) // 2
+            return self._read(keys[:middle]) | self._read(keys[middle:])
+
+    def _rows(self, values: Mapping[str, Any]) -> dict[str, Row]:
+        key_column = self._table.c[self.table.column]
+        columns = [self._table.c[name] for name in self.table.columns]
+        statement = select(key_column, *columns).where(key_column.in_([*values.values()]))
+        with self._engine.connect() as database:
+            found = database.execute(statement).all()
+        by_value: dict[Any, list[Sequence[Any]]] = {}
+        for value, *row in found:
+            by_value.setdefault(value, []).append(row)
+        return {key: self._row(by_value[value], key) for key, value in values.items() if value in by_value}
+
+    def _row(self, rows: Sequence[Sequence[Any]], key: str) -> str | BaseException:
+        """The only row of a key, as JSON."""
+        if len(rows) > 1:
+            return LookupError(f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}")
+        values = dict(zip(self.table.columns, rows[0], strict=True))
+        try:
+            return self._declared.json(msgspec.convert(values, self.row_type))
+        except Exception as error:
+            return error
+
+    def _key_value(self, key: str) -> Any:
+        """The value of the key column for the text of a key; None if the column cannot have such a value."""
+        try:
+            return self._make_value(key)
+        except (ValueError, InvalidOperation):
+            return None
+
+    @cached_property
+    def _declared(self) -> Declared:
+        return Declared(self.row_type)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        try:
+            return _engine(self.connection.name, self.connection.engine_url())
+        except (NoSuchModuleError, ImportError) as error:
+            raise SettingsError(
+                f"The database of connection {self.connection.name!r} has no driver here: {error}.",
+                next_step="Install the driver's package beside Sluice, on the hosts of Spark's executors, too.",
+            ) from None
+
+    @cached_property
+    def _table(self) -> Table:
+        """The table as the database describes it. Raises EngineError without the table, or without a column."""
+        schema, _, name = self.table.table.rpartition(".")
+        try:
+            table = Table(
+                name, MetaData(), schema=schema or None, autoload_with=self._engine, resolve_fks=False
+            )  # fmt: skip
+        except NoSuchTableError:
+            raise self._error(f"has no table {self.table.table}") from None
+        for column in (self.table.column, *self.table.columns):
+            if column not in table.c:
+                raise self._error(f"has a table {self.table.table}, but no column {column} in it")
+        return table
+
+    @cached_property
+    def _make_value(self) -> Callable[[str], Any]:
+        column: Column[Any] = self._table.c[self.table.column]
+        try:
+            make = _KEY_TYPES.get(column.type.python_type)
+        except NotImplementedError:
+            make = None
+        if make is None:
+            raise self._error(f"has keys of type {column.type} in {self.table.table}, for which there are no texts")
+        return make
+
+    def _error(self, what: str) -> EngineError:
+        return EngineError(
+            f"{self.step}: the database of connection {self.connection.name!r} {what}.",
+            next_step="Correct lookup(...), or the database. Then run again.",
+        )
+
+
+def _first_cause(error: BaseException) -> str:
+    """The database's own error on one line, without the statement."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+@cache
+def _engine(connection: str, url: URL) -> Engine:
+    # Each read has a connection of its own: none stays open while a run waits for records.
+    return create_engine(url, poolclass=NullPool, hide_parameters=True)
+
+
+@cache
+def _row_cache(connection: str, table: LookedUpTable) -> RowCache:
+    """The cache of a table in this process. Several batches and workers use it."""
+    return RowCache(table.cached_rows, table.staleness_ms)

@@ -1,0 +1,49 @@
+"""The newest rows that a process has read from a table: a limited number, each for a limited time."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+Row = str | BaseException | None
+"""A row as JSON, why it cannot be used, or None for a key without a row."""
+
+
+@dataclass
+class RowCache:
+    """Rows by key. A key without a row is cached, too, so that a missing row is not read for every record."""
+
+    size: int
+    staleness_ms: int
+    """How old a cached row may be."""
+    clock: Callable[[], float] = time.monotonic
+    """The time in seconds."""
+    _rows: OrderedDict[str, tuple[float, Row]] = field(default_factory=OrderedDict)
+    """Key → when its row was read, and the row. The row that was used last is the last one."""
+    _lock: Lock = field(default_factory=Lock)
+
+    def rows(self, keys: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
+        """The cached rows of these keys, and the keys whose rows have to be read."""
+        since = self.clock() - self.staleness_ms / 1_000
+        cached: dict[str, Row] = {}
+        missing: list[str] = []
+        with self._lock:
+            for key in keys:
+                if key in self._rows and self._rows[key][0] > since:
+                    self._rows.move_to_end(key)
+                    cached[key] = self._rows[key][1]
+                else:
+                    missing.append(key)
+        return cached, missing
+
+    def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
+        """Cache the rows of keys, read at a time of the clock. The rows that were not used for longest make room."""
+        with self._lock:
+            for key in keys:
+                self._rows[key] = read_at, rows.get(key)
+                self._rows.move_to_end(key)
+            while len(self._rows) > self.size:
+                self._rows.popitem(last=False)

@@ -1,0 +1,150 @@
+"""Steps that ask outside of the pipeline: a function that calls out, and a look-up in a table of a database.
+
+Neither keeps a state. The task of a stage asks for many rows at once, and records the answers in the worker's shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from sluice.errors import EngineError, error_text
+from sluice.operators.base import Answered, Output, RecordedFailure, Row, Timeless, require_run
+from sluice.operators.calling import Calls
+from sluice.operators.encoding import Declared
+from sluice.values.calls import CallPolicy
+from sluice.values.function_wrappers import is_async
+from sluice.values.record_metadata import OnMissing
+from sluice.values.windowed_keys import windowed_key_text
+
+_CALLS_PER_TURN = 20
+"""How many calls follow each other between two recordings. More calls at once wait less for the slowest call, but a
+crash loses more of their answers."""
+_LOOKED_UP_AT_ONCE = 1_000
+
+
+class _Stateless(Timeless):
+    """What both steps have in common as operators."""
+
+    state_type: Any = None
+
+    def new_state(self) -> None:
+        return None
+
+    def is_empty(self, state: None) -> bool:
+        return True
+
+    def process(self, state: None, row: Row, out: Output) -> None:
+        raise AssertionError("rows are sent with their answers")
+
+
+class Call(_Stateless):
+    """Replaces each value with the result of an author's function of key and value. A null value stays null."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        policy: CallPolicy,
+        step: str,
+        *,
+        argument_type: Any = Any,
+        result_type: Any = Any,
+        otherwise: str | None = None,
+    ) -> None:
+        self.rows_at_once = _CALLS_PER_TURN * policy.concurrency
+        self._function = function
+        self._calls = Calls(policy, step, is_async=is_async(function))
+        self._decode = msgspec.json.Decoder(argument_type).decode
+        self._declared = Declared(result_type)
+        self._otherwise = otherwise
+
+    def needs_answer(self, row: Row) -> bool:
+        return row.value is not None
+
+    def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
+        return [self._json(result) for result in self._calls.all([partial(self._call, row) for row in rows])]
+
+    def _call(self, row: Row) -> Any:
+        key = row.foreign
+        if key is not None and row.window is not None:
+            key = windowed_key_text(key, row.window)
+        # Each attempt gets a value of its own, because the function may change it.
+        return self._function(key, self._decode(row.value or "null"))
+
+    def _json(self, result: Any) -> str | BaseException | None:
+        if result is None or isinstance(result, BaseException):
+            return result
+        try:
+            require_run(result)
+            return self._declared.json(result)
+        except Exception as error:
+            return error
+
+    def send(self, row: Row, answer: Answered, out: Output) -> None:
+        value = answer.value
+        if answer.error is not None:
+            if self._otherwise is None:
+                out.reject(RecordedFailure(answer.error), row.foreign, row.value, row.time)
+                return
+            out.count("otherwise")
+            value = None if self._otherwise == "null" else self._otherwise
+        out.emit(row.foreign, value, row.time, window=row.window)
+
+
+Rows = Mapping[str, str | BaseException]
+"""Key → the row as JSON, or why it cannot be used. Keys without a row are missing."""
+
+
+class Lookup(_Stateless):
+    """Joins each record with the row of its key: `{"left": value, "right": row}`.
+
+    A row's key is the key to look up; the record's own key is in `foreign`. `read` reads the rows of keys.
+    """
+
+    rows_at_once = _LOOKED_UP_AT_ONCE
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[str]], Rows],
+        policy: CallPolicy,
+        step: str,
+        on_missing: OnMissing,
+    ) -> None:
+        self._read = read
+        self._step = step
+        self._calls = Calls(policy, step)
+        self._on_missing = on_missing
+
+    def needs_answer(self, row: Row) -> bool:
+        return row.key is not None and row.value is not None
+
+    def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
+        keys = sorted({row.key for row in rows if row.key is not None})
+        (found,) = self._calls.all([partial(self._read, keys)])
+        if isinstance(found, BaseException):
+            raise EngineError(
+                f"{self._step}: the database cannot be read: {error_text(found)}.",
+                next_step="Nothing from the batch was published. Run again when the database answers.",
+            )
+        return [found.get(row.key) for row in rows]
+
+    def send(self, row: Row, answer: Answered, out: Output) -> None:
+        if row.value is None:
+            out.count("null_value")
+            return
+        if answer.error is not None:
+            out.reject(RecordedFailure(answer.error), row.foreign, row.value, row.time)
+            return
+        if answer.value is None:
+            out.count("missing")
+            if self._on_missing == "drop":
+                return
+            if self._on_missing == "error":
+                missing = RecordedFailure(f"LookupError: the table has no row for {row.key!r}")
+                out.reject(missing, row.foreign, row.value, row.time)
+                return
+        joined = f'{{"left":{row.value},"right":{answer.value or "null"}}}'
+        out.emit(row.foreign, joined, row.time, window=row.window)

@@ -1,0 +1,87 @@
+"""The SQL of answers: the results of calls out of a pipeline, such as of a model or of another database.
+
+An answer is a fact, not a state: it belongs to no batch. So a batch that is repeated after a crash
+finds the answers that were recorded before the crash, although the shard forgets all other rows of
+the batch. The first call out of a pipeline adds the table `answers`.
+
+Access answers through a `Shard`, which fences off older writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from sluice.state.shard.database_driver import Driver
+
+_IDS_AT_ONCE = 500
+_COLUMNS = "step, id, key, at, value, error"
+_CREATE = """CREATE TABLE IF NOT EXISTS answers (
+    step VARCHAR NOT NULL, id VARCHAR NOT NULL, key VARCHAR NOT NULL, at BIGINT NOT NULL,
+    value TEXT, error TEXT, PRIMARY KEY (step, id))"""
+_CREATE_INDEX = "CREATE INDEX IF NOT EXISTS answers_at ON answers (at, step, id)"
+_READ = f"SELECT {_COLUMNS} FROM answers WHERE step = ? AND id IN ({{ids}})"
+# The first answer stays. Two attempts of a task may have called at the same time.
+_INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_PAGE = f"SELECT {_COLUMNS} FROM answers WHERE (at, step, id) > (?, ?, ?) ORDER BY at, step, id LIMIT ?"
+_BEFORE_ALL = (-1, "", "")
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What a call has returned for one row, or why it has failed."""
+
+    step: str
+    """The name under which the step's answers are recorded."""
+    id: str
+    """Identifies the row, whatever the batches."""
+    key: str
+    """The row's key, whose owner has the answer; empty for a row without a key."""
+    at: int
+    """The clock of the batch that called, epoch ms."""
+    value: str | None = None
+    """The result as JSON; None for null or a failure."""
+    error: str | None = None
+    """Why the call has failed; None if it has not."""
+
+
+def prepare(driver: Driver) -> None:
+    """Within a transaction, create the table if it does not exist."""
+    driver.execute(_CREATE)
+    driver.execute(_CREATE_INDEX)
+
+
+def read(driver: Driver, step: str, ids: Sequence[str]) -> list[Answer]:
+    """The recorded answers of a step with these ids."""
+    answers: list[Answer] = []
+    for start in range(0, len(ids), _IDS_AT_ONCE):
+        chunk = ids[start : start + _IDS_AT_ONCE]
+        rows = driver.fetch(_READ.format(ids=", ".join("?" * len(chunk))), (step, *chunk))
+        answers += [Answer(*row) for row in rows]
+    return answers
+
+
+def write(driver: Driver, answers: Iterable[Answer]) -> None:
+    """Within a transaction, record answers. An answer that is recorded already stays as it is."""
+    driver.execute_many(_INSERT, [msgspec.structs.astuple(answer) for answer in answers])
+
+
+def forget(driver: Driver, step: str, before: int) -> None:
+    """Within a transaction, remove a step's answers that were recorded before a time, epoch ms."""
+    driver.execute("DELETE FROM answers WHERE step = ? AND at < ?", (step, before))
+
+
+def forget_all(driver: Driver, before: int) -> None:
+    """Within a transaction, remove the answers of all steps that were recorded before a time, epoch ms."""
+    driver.execute("DELETE FROM answers WHERE at < ?", (before,))
+
+
+def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+    """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+    return [Answer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
+
+
+def newest(driver: Driver) -> int | None:
+    """The time of the newest answers; None without answers."""
+    ((time,),) = driver.fetch("SELECT max(at) FROM answers", ())
+    return None if time is None else int(time)

@@ -1,0 +1,105 @@
+"""Checks of the arguments of steps that ask outside of the pipeline, and how these steps ask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sluice.errors import TopologyError
+from sluice.operators.encoding import Declared
+from sluice.topology.graph import Graph
+from sluice.topology.window_definitions import Duration, milliseconds
+from sluice.values.calls import CallPolicy, LookedUpTable
+from sluice.values.sink_tables import CONNECTION_NAME, TABLE_NAME
+
+_MOST_CONCURRENT = 1_000
+
+
+def call_policy(
+    where: str,
+    *,
+    concurrency: int,
+    timeout: Duration,
+    retries: int,
+    backoff: Duration,
+    keep: Duration | None,
+) -> CallPolicy:
+    """How a step asks. Raises TopologyError for arguments of the wrong types or out of range."""
+    require_whole(where, "retries", retries, 0)
+    require_whole(where, "concurrency", concurrency)
+    if concurrency > _MOST_CONCURRENT:
+        raise TopologyError(f"{where}: concurrency is {concurrency}; it must be at most {_MOST_CONCURRENT}.")
+    timeout_ms, backoff_ms = milliseconds(timeout), milliseconds(backoff)
+    require_whole(where, "timeout in ms", timeout_ms)
+    require_whole(where, "backoff in ms", backoff_ms, 0)
+    keep_ms = None if keep is None else milliseconds(keep)
+    if keep_ms is not None:
+        require_whole(where, "keep in ms", keep_ms)
+    return CallPolicy(concurrency, timeout_ms, retries, backoff_ms, keep_ms)
+
+
+def looked_up_table(
+    where: str,
+    table: str,
+    connection: str,
+    column: str,
+    columns: tuple[str, ...],
+    *,
+    staleness: Duration,
+    cache: int,
+) -> LookedUpTable:
+    """The table in which a step looks records up. Raises TopologyError for names that no database accepts."""
+    for what, name, pattern, example in (
+        ("table", table, TABLE_NAME, "shop.customers"),
+        ("connection", connection, CONNECTION_NAME, "warehouse"),
+    ):
+        if not (isinstance(name, str) and pattern.fullmatch(name)):
+            raise TopologyError(
+                f"{where}: {name!r} is not a valid name of a {what}.",
+                next_step=f'Write for example "{example}".',
+            )
+    if not column.isidentifier():
+        raise TopologyError(
+            f"{where}: {column!r} is not the name of a column.",
+            next_step='Name the table\'s column with the keys: column="id".',
+        )
+    require_whole(where, "cache", cache)
+    staleness_ms = milliseconds(staleness)
+    require_whole(where, "staleness in ms", staleness_ms, 0)
+    return LookedUpTable(table, connection, column, columns, staleness_ms, cache)
+
+
+def answers_name(pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]) -> str:
+    """The name under which the answers of a function are recorded, by default the function's own name.
+
+    Raises TopologyError if the function has no name, or if another step has the name.
+    """
+    own = getattr(inspect.unwrap(function), "__name__", "<none>")
+    if name is None and own.startswith("<"):
+        raise TopologyError(
+            f"{where}: the function has no name under which its answers can be recorded.",
+            next_step='Name them, such as answers="scores", or do not record them: keep=None.',
+        )
+    name = own if name is None else name
+    pipeline.claim("answers", name)
+    return name
+
+
+def fallback_json(where: str, value: Any, returns: Any) -> str:
+    """JSON of the value in place of a failed call's result. Raises TopologyError if it is not of the step's type."""
+    if value is None:
+        return "null"
+    try:
+        return Declared(returns).json(value)
+    except Exception as error:
+        raise TopologyError(
+            f"{where}: otherwise={value!r} is not of the type that returns= declares: {error}.",
+            next_step="Give a value of that type, or None.",
+        ) from None
+
+
+def require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise TopologyError unless `value` is a whole number, at least `least`."""
+    if type(value) is not int or value < least:
+        raise TopologyError(f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.")

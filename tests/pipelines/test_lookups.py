@@ -1,0 +1,260 @@
+"""Look-ups of records in a table of a database: `lookup`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Struct
+
+from sluice import Digits, Pipeline
+from sluice.errors import EngineError, SettingsError, SluiceError, TopologyError
+from sluice.lookups import database_table
+from sluice.lookups.row_cache import RowCache
+from sluice.state.remote.opening import open_shard
+from sluice.testing import TopologyTestDriver
+
+
+class Order(Struct):
+    """An order of a customer."""
+
+    customer: str | None
+    amount: int
+
+
+class Customer(Struct):
+    """A row of the table."""
+
+    name: str
+    limit: Annotated[Decimal, Digits(10, 2)] | None = None
+
+
+class Database:
+    """A database of SQLite, which a test changes."""
+
+    def __init__(self, file: Path) -> None:
+        self.url = f"sqlite:///{file}"
+        self._connection = sqlite3.connect(file, isolation_level=None)
+        self.run('CREATE TABLE customers (id TEXT PRIMARY KEY, name TEXT, "limit" NUMERIC(10, 2))')
+        for row in ("('a', 'Ada', 10.5)", "('b', 'Bo', NULL)", "('c', NULL, 3)"):
+            self.run(f"INSERT INTO customers VALUES {row}")
+
+    def run(self, statement: str) -> None:
+        self._connection.execute(statement)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    # The caches of a process outlive a pipeline; each test begins with empty caches.
+    database_table._row_cache.cache_clear()
+    return Database(tmp_path / "customers.db")
+
+
+Look = Callable[..., TopologyTestDriver]
+
+
+@pytest.fixture
+def look(database: Database) -> Iterator[Look]:
+    """Makes the driver of a pipeline that looks orders up."""
+    made: list[TopologyTestDriver] = []
+
+    def driver(*, workers: int = 1, url: str | None = None, **options: Any) -> TopologyTestDriver:
+        connections = {"crm": database.url if url is None else url}
+        made.append(TopologyTestDriver(looked_up(workers, **options), connections=connections))
+        return made[-1]
+
+    yield driver
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def looked_up(workers: int = 1, **options: Any) -> Pipeline:
+    pipeline = Pipeline("customers", workers=workers)
+    orders = pipeline.stream("orders", value=Order, nulls="keep")
+    given = {"connection": "crm", "key": "customer", "column": "id", "returns": Customer, "backoff": "1 ms"}
+    known = orders.lookup("customers", **{**given, **options})
+    known.select(amount="left.amount", name="right.name", limit="right.limit").to("known")
+    return pipeline
+
+
+def pipe(driver: TopologyTestDriver, *customers: str | None) -> None:
+    for number, customer in enumerate(customers):
+        driver.pipe("orders", {"customer": customer, "amount": number}, key="k", timestamp=number)
+
+
+def names(driver: TopologyTestDriver) -> list[str | None]:
+    return [record.value["name"] for record in driver.read("known")]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_records_get_the_rows_of_their_keys(look: Look, workers: int) -> None:
+    driver = look(workers=workers)
+    pipe(driver, "a", "b", "a", "unknown", None)
+    driver.pipe("orders", None, key="k", timestamp=9)
+    values = [record.value for record in driver.read("known")]
+    assert values == [
+        {"amount": 0, "name": "Ada", "limit": 10.5}, {"amount": 1, "name": "Bo", "limit": None},
+        {"amount": 2, "name": "Ada", "limit": 10.5}, {"amount": 3, "name": None, "limit": None},
+        {"amount": 4, "name": None, "limit": None},
+    ]  # fmt: skip
+    counts = driver.counts()
+    assert (counts["missing/lookup-1"], counts["null_value/lookup-1"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("on_missing", "wanted"), [("null", ["Ada", None, None]), ("drop", ["Ada"]), ("error", ["Ada"])]
+)
+def test_the_author_says_what_happens_without_a_row(look: Look, on_missing: str, wanted: list[Any]) -> None:
+    driver = look(on_missing=on_missing)
+    pipe(driver, "a", "unknown", None)
+    assert names(driver) == wanted
+    letters = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
+    lost = ["LookupError: the table has no row for 'unknown'", "LookupError: the table has no row for None"]
+    assert letters == (lost if on_missing == "error" else [])
+
+
+def test_a_row_that_does_not_fit_rejects_its_record(look: Look) -> None:
+    driver = look()
+    pipe(driver, "c", "a")
+    assert names(driver) == ["Ada"]
+    (letter,) = driver.dead_letters()
+    assert letter.headers["sluice.detail"] == "ValidationError: Expected `str`, got `null` - at `$.name`"
+
+
+def test_a_key_with_several_rows_rejects_its_record(look: Look, database: Database) -> None:
+    database.run("CREATE TABLE visits (id TEXT, name TEXT, 'limit' NUMERIC)")
+    database.run("INSERT INTO visits VALUES ('a', 'one', 1), ('a', 'two', 2), ('b', 'Bo', 1)")
+    pipeline = Pipeline("visits")
+    orders = pipeline.stream("orders", value=Order)
+    orders.lookup("visits", connection="crm", key="customer", column="id", returns=Customer).to("known")
+    with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
+        pipe(driver, "a", "b")
+        assert [record.value["right"]["name"] for record in driver.output("known")] == ["Bo"]
+        (letter,) = driver.dead_letters()
+        assert letter.headers["sluice.detail"] == "LookupError: 2 rows of visits have the id 'a'"
+
+
+class Numbered(Struct):
+    """An order with the number of its customer as text."""
+
+    id: str
+
+
+class Named(Struct):
+    """A name."""
+
+    name: str
+
+
+def test_keys_are_compared_as_the_column_writes_them(database: Database) -> None:
+    """007 is no number of a customer, and neither is a number that the database cannot hold."""
+    database.run("CREATE TABLE numbered (id INTEGER PRIMARY KEY, name TEXT)")
+    database.run("INSERT INTO numbered VALUES (7, 'Seven'), (-1, 'Minus')")
+    pipeline = Pipeline("numbers")
+    pipeline.stream("orders", value=Numbered).lookup(
+        "numbered", connection="crm", key="id", returns=Named
+    ).to("known")  # fmt: skip
+    with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
+        for key in ("7", "007", "-1", "1_0", "x", "99999999999999999999", "' OR 1=1 --"):
+            driver.pipe("orders", {"id": key}, timestamp=0)
+        found = {record.value["left"]["id"]: record.value["right"] for record in driver.output("known")}
+        assert found == {
+            "7": {"name": "Seven"}, "-1": {"name": "Minus"}, "007": None, "1_0": None, "x": None, "' OR 1=1 --": None,
+        }  # fmt: skip
+        (letter,) = driver.dead_letters()
+        assert letter.value == {"id": "99999999999999999999"}
+        assert "too large" in letter.headers["sluice.detail"]
+
+
+def test_a_cached_row_may_be_stale(look: Look, database: Database) -> None:
+    driver = look(staleness="1 hour")
+    pipe(driver, "a", "d")
+    assert names(driver) == ["Ada", None]
+    database.run("UPDATE customers SET name = 'Ada Lovelace' WHERE id = 'a'")
+    database.run("INSERT INTO customers VALUES ('d', 'Dot', 1)")
+    pipe(driver, "a", "d")
+    assert names(driver) == ["Ada", None]
+
+
+def test_without_staleness_each_batch_reads_again(look: Look, database: Database) -> None:
+    driver = look(staleness="0 seconds")
+    pipe(driver, "a")
+    assert names(driver) == ["Ada"]
+    database.run("UPDATE customers SET name = 'Ada Lovelace' WHERE id = 'a'")
+    pipe(driver, "a")
+    assert names(driver) == ["Ada Lovelace"]
+
+
+def test_a_cache_has_a_limited_number_of_rows() -> None:
+    now = 0.0
+    cache = RowCache(size=2, staleness_ms=10_000, clock=lambda: now)
+    cache.add(["a", "b"], {"a": "1"}, read_at=0)
+    assert cache.rows(["a", "b"]) == ({"a": "1", "b": None}, [])
+    cache.rows(["a"])
+    cache.add(["c"], {"c": "3"}, read_at=0)
+    assert cache.rows(["a", "b", "c"]) == ({"a": "1", "c": "3"}, ["b"])
+    now = 10.0
+    assert cache.rows(["a", "c"]) == ({}, ["a", "c"])
+
+
+def test_the_row_that_a_record_found_is_recorded(look: Look, database: Database) -> None:
+    driver = look()
+    pipe(driver, "a", "unknown")
+    driver.commit()
+    with open_shard(driver._run.storage.locations[0]) as shard:
+        recorded = {answer.key: answer.value for answer in shard.answers(None, 9)}
+    assert recorded == {"a": '{"name":"Ada","limit":10.50}', "unknown": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"url": ""}, SettingsError, r"There is no connection 'crm'.*SLUICE_CONNECTION_CRM"),
+        ({"url": "nonsense"}, SettingsError, "URL of connection 'crm' cannot be parsed"),
+        ({"url": "nosuch://x/y"}, SettingsError, "has no driver here"),
+        ({"column": "nr"}, EngineError, "has a table customers, but no column nr in it"),
+        (
+            {"url": "sqlite:////no/such/folder/x.db", "retries": 0},
+            EngineError,
+            "the database cannot be read: .*unable to open",
+        ),
+    ],
+)
+def test_a_database_that_cannot_be_used_ends_the_run(
+    look: Look, options: dict[str, Any], error: Any, text: str
+) -> None:
+    driver = look(**options)
+    pipe(driver, "a")
+    with pytest.raises(error, match=text):
+        driver.commit()
+
+
+def test_no_password_is_shown(look: Look) -> None:
+    url = "postgresql://shop:s3cret@127.0.0.1:1/shop?connect_timeout=1"
+    driver = look(url=url, retries=0)
+    pipe(driver, "a")
+    with pytest.raises(SluiceError, match="the database cannot be read") as error:
+        driver.commit()
+    assert "s3cret" not in f"{error.value!r} {driver._run.storage!r} {error.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"returns": int}, "returns=.* has no columns"),
+        ({"connection": "postgresql://u:p@h/d"}, "not a valid name of a connection"),
+        ({"key": "nr"}, "nr"),
+        ({"key": "upper(customer)", "column": None}, r"is not the name of a column.*column=\"id\""),
+        ({"on_missing": "skip"}, "unknown on_missing='skip'"),
+        ({"cache": 0}, "cache is 0"),
+        ({"retries": -1}, "retries is -1"),
+        ({"staleness": 5}, "5 at .* is not a duration"),
+    ],
+)
+def test_wrong_uses_are_errors_of_the_file(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(TopologyError, match=error):
+        looked_up(**options)
