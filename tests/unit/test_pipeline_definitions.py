@@ -412,7 +412,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an async function": (
         lambda: sales().filter(waits),
-        r"filter at .*: waits is async\. Define it without async\.",
+        r"filter at .*: waits is async\. Define it without async, or pass it to call",
     ),
     "a part of an async function": (lambda: sales().foreach(partial(waits)), r"foreach at .* is async"),
     "an object with an async call": (lambda: sales().peek(Waits()), r"peek at .*Waits object at .* is async"),
