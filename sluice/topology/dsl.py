@@ -20,6 +20,7 @@ from typing_extensions import override
 from sluice.errors import TopologyError
 from sluice.operators.processor import Context, ContextBase, Processor, ValueContext, ValueProcessor
 from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
+from sluice.sql.typed_expression import type_of
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
@@ -426,6 +427,12 @@ class Stream(Handle[V]):
         }
         if isinstance(topic, str):
             self._require_expression(topic, "route")
+            kind = type_of(topic, self.fields | self.metadata)
+            if kind not in ("", "STRING"):
+                raise TopologyError(
+                    f"{where}: {topic!r} is {kind}, not the name of a topic.",
+                    next_step="Use an expression whose value is one of the names in topics.",
+                )
             for name in topics:
                 self.filter(f"({topic}) = {literal(name)}", on_error=on_error).to(name, **options)
             names = ", ".join(map(literal, topics))
@@ -2093,11 +2100,32 @@ class GroupedStream(Grouped[V]):
         `adder` may return None to remove the aggregate. The next value is then added to a new initial aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
+            if merger is not None or returns is not None:
+                where = self.parent._where(f"aggregate into {store!r}")
+                raise TopologyError(
+                    f"{where}: SQL aggregates take no functions and no type.",
+                    next_step="Leave merger= and returns= out.",
+                )
             return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)
-        functions = {"initializer": initializer, "adder": adder}
-        if isinstance(self.window, SessionWindow):
-            functions["merger"] = merger
+        functions = self._with_merger({"initializer": initializer, "adder": adder}, merger, store)
         return self._aggregate_python(store, functions, returns, columns, on_error)
+
+    def _with_merger(
+        self,
+        functions: Mapping[str, Any],
+        merger: Function | None,
+        store: str,
+    ) -> dict[str, Any]:
+        """The functions of an aggregate, with the merger that sessions need."""
+        if isinstance(self.window, SessionWindow):
+            return {**functions, "merger": merger}
+        if merger is not None:
+            where = self.parent._where(f"aggregate into {store!r}")
+            raise TopologyError(
+                f"{where}: merger= is for session windows, whose aggregates can merge.",
+                next_step="Leave merger= out, or group by sessions: windowed_by(session(...)).",
+            )
+        return dict(functions)
 
     @overload
     def reduce(
@@ -2225,9 +2253,7 @@ class CogroupedStreams(Generic[R]):
                 )
             shape = Shape(dict.fromkeys(columns, ""))
             return grouped._add_store(store, columns, shape, None, self.parts, on_error=on_error)
-        functions: dict[str, Any] = {"initializer": initializer}
-        if isinstance(grouped.window, SessionWindow):
-            functions["merger"] = merger
+        functions = grouped._with_merger({"initializer": initializer}, merger, store)
         return grouped._aggregate_python(store, functions, returns, {}, on_error, self.parts)
 
     def _with(

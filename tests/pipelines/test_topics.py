@@ -82,6 +82,8 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         orders.route("region", "eu")
     with pytest.raises(TopologyError, match="reads unknown fields: place"):
         orders.route("place", ["eu"])
+    with pytest.raises(TopologyError, match="'1 \\+ 1' is INT, not the name of a topic"):
+        orders.route("1 + 1", ["eu"])
     with pytest.raises(TopologyError, match=r"partition: <lambda>\(\) must take \(value\) or \(key, value\)"):
         orders.to("out", partition=lambda: 1)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match=r"stream at .*: there is no topic to read"):

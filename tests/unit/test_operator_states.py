@@ -70,6 +70,15 @@ def test_a_repeated_batch_starts_from_the_same_states(shard: LocalShard) -> None
     shard.verify_states(1)
 
 
+def test_a_state_that_stays_the_same_is_not_written_again(shard: LocalShard) -> None:
+    run(shard, 0, a=1, b=2)
+    state = shard.read_states(SUM, ["a"], 1, 1)["a"]
+    shard.write_states(1, [SUM], [State(SUM, "a", state.data, replaces=state.digest)], 1)
+    assert [version.batch for version in shard.state_versions(0, None, 10)] == [0, 0]
+    assert kept(shard, 1, "a", "b") == {"a": b"1", "b": b"2"}
+    shard.verify_states(1)
+
+
 def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) -> None:
     run(shard, 0, epoch=1, a=1)
     stopped = shard.read_states(SUM, ["a"], 1, 1)

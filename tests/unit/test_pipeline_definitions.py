@@ -347,6 +347,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().group_by("shop").windowed_by(session("1 s")).aggregate(int, lambda n, v: n, store="n"),
         r"needs a function merger",
     ),
+    "a merger without a session": (
+        lambda: sales().group_by("shop").aggregate(int, lambda n, v: n, store="n", merger=lambda n, m: n),
+        r"merger= is for session windows",
+    ),
+    "a merger of SQL": (
+        lambda: sales().group_by("shop").aggregate(store="n", n="count(*)", merger=lambda n, m: n),  # type: ignore[call-overload]
+        r"SQL aggregates take no functions and no type",
+    ),
     "a table's aggregate without a subtractor": (
         lambda: Pipeline("p").table("t", value=Shop).group_by("city").aggregate(int, lambda n, v: n, store="n"),  # type: ignore[call-overload]
         r"needs a function subtractor",
