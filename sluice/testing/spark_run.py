@@ -103,6 +103,8 @@ class SparkRun(PipedRun):
         try:
             self._query.processAllAvailable()
         except StreamingQueryException as error:
+            if self._publisher.error is not None:
+                raise self._publisher.error from None
             raise (worker_error(self.job, str(error)) or _root(error)) from error
 
     def stop(self) -> None:

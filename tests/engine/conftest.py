@@ -27,6 +27,7 @@ from sluice.state.model import GenerationRef, Snapshot, StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.topology.pipeline import Pipeline
 from tests.engine.shop import Build, Names
+from tests.support.spark_in_process import SparkInProcess
 
 Record = bytes | tuple[str | bytes | None, bytes | None]
 """A value, or a key and a value."""
@@ -195,7 +196,16 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], tmp_path: Path) -> Start:
+def run_session(request: pytest.FixtureRequest) -> SparkSession:
+    """The session of the test's runs: Spark with `--spark` or the marker `spark`, otherwise this process."""
+    if request.config.getoption("--spark") or request.node.get_closest_marker("spark"):
+        spark: SparkSession = request.getfixturevalue("spark")
+        return spark
+    return SparkInProcess.session()
+
+
+@pytest.fixture
+def start(run_session: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], tmp_path: Path) -> Start:
     """Creates a pipeline's topics and folder: `start(build, sales=3)` gives its topic `sales` 3 partitions."""
 
     def make(build: Build, **partitions: int) -> Running:
@@ -207,6 +217,6 @@ def start(spark: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str],
         # Clients outlive the broker for a moment, and would log this.
         brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
         settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
-        return Running(spark, names, pipeline, settings, kafka)
+        return Running(run_session, names, pipeline, settings, kafka)
 
     return make

@@ -17,6 +17,8 @@ from tests.engine.shop import Names, sale, sales_of
 from tests.engine.test_database_rows import crash_before_the_marker
 from tests.support.delta import delta_rows, written_snapshot
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:

@@ -121,6 +121,7 @@ def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhil
     assert not held()
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     "build",
     [latest, pytest.param(shop, marks=pytest.mark.heavy), pytest.param(every_operator, marks=pytest.mark.heavy)],

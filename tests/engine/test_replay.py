@@ -53,6 +53,7 @@ def larger(so_far: Sale, sale: Sale) -> Sale:
     return max(so_far, sale, key=lambda one: one.amount)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("build", [shop, in_order])
 def test_another_host_repeats_exactly_the_planned_batch(build: Build, start: Start) -> None:
     running = start(build, sales=3)

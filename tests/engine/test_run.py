@@ -24,6 +24,8 @@ from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop, simple_shop
 
+pytestmark = pytest.mark.spark
+
 
 def test_a_run_reads_all_records_and_publishes_one_snapshot(start: Start) -> None:
     running = start(shop, sales=2)

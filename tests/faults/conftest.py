@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import start
+from tests.engine.conftest import run_session, start
 from tests.faults.world import World, world
 from tests.support.postgres import postgres_server
 
-__all__ = ["start"]
+__all__ = ["run_session", "start"]
 
 Observe = Callable[[str], None]
 

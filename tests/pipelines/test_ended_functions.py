@@ -11,7 +11,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from sluice import Context, Pipeline, Record, Serde, Stream
-from sluice.errors import EngineError
+from sluice.errors import EngineError, RecordsRejected
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -130,4 +130,14 @@ def test_a_worker_that_a_function_ends_is_reported_with_the_steps_that_call_func
     with TopologyTestDriver(pipeline, spark=spark) as driver:
         driver.pipe("tasks", {"how": how}, "a", timestamp=0)
         with pytest.raises(EngineError, match=rf"^A Python worker of ends_{how} ended{where} {RETRY} (?!.*rebuild)"):
+            driver.commit()
+
+
+def test_on_spark_too_a_batch_with_many_unreadable_records_ends_the_run_with_its_own_error(spark: SparkSession) -> None:
+    pipeline = Pipeline("flooded", workers=1)
+    pipeline.stream("tasks", value=Task).group_by_key().count(store="n")
+    with TopologyTestDriver(pipeline, spark=spark) as driver:
+        for number in range(120):
+            driver.pipe("tasks", {"how": 1}, "a", timestamp=number)
+        with pytest.raises(RecordsRejected, match=r"^120 of the 120 records .*contract: 120"):
             driver.commit()
