@@ -10,7 +10,7 @@ from sluice.errors import StateGrows
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sizes import DAYS
-from sluice.state.shard.sizes import sizes_of
+from sluice.state.remote.opening import sizes_of_shards
 
 _SMALL = 2**30
 """State of less than 1 GiB may grow: a new pipeline fills its windows."""
@@ -19,12 +19,14 @@ _SMALL = 2**30
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     """Note the size of a pipeline's state today. Record the failure `growth` if it grows, and clear it otherwise.
 
-    Does nothing if this process cannot see the size of all shards, because state servers have them.
+    Does nothing if the size of a shard is unknown, because its server or database does not answer.
     """
     info = ledger.generations.current(pipeline)
-    locations = [] if info is None else [worker.location for worker in info.workers if not worker.server]
-    sizes = sizes_of(locations)
-    if info is None or len(sizes) < len(info.workers):
+    if info is None:
+        return
+    # The process need not be on the host of a shard that a state server has.
+    sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
+    if len(sizes) < len(info.workers):
         return
     ledger.sizes.note(pipeline, today, sum(sizes.values()))
     noted = ledger.sizes.of(pipeline)

@@ -36,6 +36,7 @@ from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
 from sluice.state.shard.row_tuples import Row, RowId
 from sluice.state.shard.shard import Checksums, Journal, Version
+from sluice.state.shard.sizes import size_of
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class LocalApp:
             ("POST", f"{SHARD}/versions", self._versions),
             ("PUT", f"{SHARD}/versions", self._absorb),
             ("GET", f"{SHARD}/last", self._last),
+            ("GET", f"{SHARD}/size", self._size),
             ("POST", f"{SHARD}/settle", self._settle),
             ("POST", f"{SHARD}/seal", self._seal),
         ]
@@ -265,6 +267,13 @@ class LocalApp:
 
     async def _last(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.last_places())
+
+    async def _size(self, request: Request) -> int:
+        place = await self._shards.location(*_shard(request))
+        size = await asyncio.to_thread(size_of, place)
+        if size is None:
+            raise NotFound("There is no such shard.")
+        return size
 
     async def _settle(self, request: Request) -> None:
         since, journal = _decode(msgspec.json.Decoder(tuple[int, Journal]), await _body(request))

@@ -116,7 +116,7 @@ def play(stage: Stage, incident: Incident) -> Line:
 
 def _is_over(stage: Stage, pipeline: str) -> bool:
     with suppress(httpx.HTTPError, SluiceError):
-        return stage.is_healthy(pipeline)
+        return stage.has_read(pipeline)
     return False
 
 

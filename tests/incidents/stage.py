@@ -193,13 +193,9 @@ class Stage:
                 return
 
     def has_read(self, pipeline: str) -> bool:
-        """Whether a run has read everything."""
-        return bool(self.runs(pipeline)) and self.is_healthy(pipeline)
-
-    def is_healthy(self, pipeline: str) -> bool:
-        """Whether the page shows that the pipeline has read everything."""
-        health = {overview["pipeline"]: overview["health"] for overview in self.places.overviews()}
-        return health.get(pipeline) == "idle"
+        """Whether the page shows that the pipeline has read everything, and that nothing is wrong with it."""
+        shown = {overview["pipeline"]: overview for overview in self.places.overviews()}.get(pipeline)
+        return shown is not None and (shown["health"], shown["unread"]) == ("idle", 0)
 
     def read_first_records(self, *pipelines: str) -> None:
         """Let pipelines run for the first time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sluice.commands.worker_arguments import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.operations.moves import move
 from sluice.operations.retention import retain
+from sluice.operations.state_growth import note_size
 from sluice.query import workers
 from sluice.server import served_shards
 from sluice.server.state_server import Options, claim
@@ -47,6 +49,17 @@ def counts(answer: httpx.Response) -> dict[str, int]:
 def test_shards_are_on_the_hosts_of_their_workers(hosts: list[Host], states: States) -> None:
     results = [sorted(path.stem for path in host.folder.rglob("*.sqlite")) for host in hosts]
     assert results == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
+
+
+def test_the_size_of_the_state_includes_the_shards_of_all_hosts(hosts: list[Host], states: States) -> None:
+    today = date(2026, 11, 21)
+    note_size(states.ledger, "orders", today)
+    shards = [file for host in hosts for file in host.folder.rglob("*.sqlite*") if not file.name.endswith("-shm")]
+    assert states.ledger.sizes.of("orders") == [sum(file.stat().st_size for file in shards)]
+    hosts[1].stop()
+    # Without the shard of a host that is away, the state would seem to shrink.
+    note_size(states.ledger, "orders", today + timedelta(days=1))
+    assert len(states.ledger.sizes.of("orders")) == 1
 
 
 def test_every_host_answers_every_query(hosts: list[Host], states: States) -> None:

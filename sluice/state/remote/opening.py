@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from sluice.errors import StateError
 from sluice.state.shard.addresses import drop, is_remote
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.shard import Shard
+from sluice.state.shard.sizes import sizes_of
 
 if TYPE_CHECKING:
     from sluice.state.remote.remote_shard import RemoteShard
@@ -38,6 +42,19 @@ def drop_shard(url: str) -> None:
         _remote_shard().drop(url)
     else:
         drop(url)
+
+
+def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
+    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+
+    Omits shards that do not exist, and shards of a server or a database that does not answer.
+    """
+    urls = [*urls]
+    sizes = sizes_of(url for url in urls if not is_remote(url))
+    for url in filter(is_remote, urls):
+        with suppress(StateError):
+            sizes[url] = _remote_shard().size_of(url)
+    return sizes
 
 
 def _remote_shard() -> type[RemoteShard]:

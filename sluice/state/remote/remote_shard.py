@@ -239,6 +239,13 @@ class RemoteShard(Shard):
         content = msgspec.json.encode(page)
         return msgspec.json.decode(self._call("POST", "/state_rows", content), type=list[StateRow])
 
+    @classmethod
+    def size_of(cls, url: str) -> int:
+        """The size of a shard in bytes. Raises StateError if its server does not answer or does not have it."""
+        with cls(url, httpx.Client(**client_options(ANSWER_SECONDS))) as shard:
+            size: int = msgspec.json.decode(shard._call("GET", "/size"))
+        return size
+
     @override
     def compact(self, keep_from: int) -> int:
         removed: int = msgspec.json.decode(self._call("POST", f"/compact?keep_from={keep_from}"))
