@@ -19,15 +19,13 @@ import httpx
 
 from sluice.errors import SluiceError
 from tests.incidents.incidents import INCIDENTS, Incident
-from tests.incidents.stage import CannotBeStaged, Stage, stage
+from tests.incidents.stage import READ_BEFORE, CannotBeStaged, Stage, stage
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operations.md"
 BEGIN, END = "<!-- Written by `python -m tests.incidents --write` -->", "<!-- End -->"
 PLACES = ("page and REST", "`sluice status`", "`/metrics`", "alert", "Airflow")
 LATEST_S = 60.0
 PATIENCE_S = 180.0
-FIRST = ("sales", "returns", "scans", "visits")
-"""The pipelines that have read records before anything happens."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def main(arguments: list[str]) -> int:
     incidents, lines, missing = chosen(arguments), list[Line](), list[str]()
     with stage() as opened:
         needed = {each.pipeline for each in incidents}
-        opened.read_first_records(*(name for name in FIRST if name in needed))
+        opened.read_first_records(*(name for name in READ_BEFORE if name in needed))
         for incident in incidents:
             print(f"stages: {incident.name}", flush=True)
             try:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import Producer
 
-from sluice.state.ledger.failures import Kind
+from sluice.answers import FailureKind
 from tests.incidents.stage import CannotBeStaged, Stage, resume, suspend
 from tests.support.postgres import frozen
 
@@ -25,7 +25,7 @@ class Incident:
     name: str
     """A sentence for the table."""
     pipeline: str
-    kind: Kind | None
+    kind: FailureKind | None
     """The kind of the failure; None if the ledger is away, so that nobody knows anything about pipelines."""
     alert: str
     cause: Callable[[Stage], AbstractContextManager[None]]
@@ -136,6 +136,7 @@ def marked_as_failed(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def driver_killed(stage: Stage) -> Iterator[None]:
+    stage.await_no_driver("sales")
     stage.send("sales")
     stage.java("sales").kill()
     yield
@@ -167,6 +168,7 @@ def pool_taken(stage: Stage) -> Iterator[None]:
 @contextmanager
 def lease_held(stage: Stage) -> Iterator[None]:
     """A task is killed while its driver lingers, which lives on and keeps the lease."""
+    stage.await_no_driver("sales")
     with stage.admin() as airflow:
         airflow.trigger("sales", {"linger_seconds": 600})
     driver = stage.java("sales")

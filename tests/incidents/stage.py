@@ -37,6 +37,8 @@ from tests.support.prometheus import prometheus, scrape_seconds
 PIPELINES = Path(__file__).with_name("pipelines")
 NEVER_CREATED = "offers"
 PAUSED = "alarms"
+READ_BEFORE = ("sales", "returns", "scans", "visits")
+"""The pipelines that must have read records before an incident happens to them."""
 POOL, SLOTS = "streams", 3
 TOKEN = "the-token-of-the-stage"
 SHARDS_MIB = 1_200
@@ -156,6 +158,10 @@ class Stage:
     def drivers(self, pipeline: str) -> list[psutil.Process]:
         """The processes of the drivers of a pipeline, whatever has started them."""
         return [process for process in psutil.process_iter() if self._is_driver(process, pipeline)]
+
+    def await_no_driver(self, pipeline: str) -> None:
+        """Wait until the last driver of a pipeline has ended. It goes on for a while after it has published."""
+        self.wait(lambda: not self.drivers(pipeline), f"a driver of {pipeline} goes on")
 
     def java(self, pipeline: str) -> psutil.Process:
         """The JVM of a pipeline's driver, once it runs."""
