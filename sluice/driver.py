@@ -6,9 +6,9 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         span = Span.parse(*(_option_value(prefix, points) for prefix in (FROM, UNTIL)))
         with ThreadPoolExecutor(2) as background:
             with importing():
-                from sluice.engine.session import context, session, start_workers
+                from sluice.engine.session import context, jvm_errors, session, start_workers
 
                 # PySpark imports this module, and pandas with it, when it first calls the JVM.
                 # At that moment, other imports are running, so the import would take twice as
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
             # Meanwhile, this thread imports and plans.
             spark = background.submit(session, settings(), f"sluice {names[0]}")
             warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
-            try:
+            with jvm_errors(), stopped(spark, warm):
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])
                 elif CHANGED_ONLY in options:
@@ -70,10 +70,6 @@ def main(arguments: list[str]) -> int:
                     rebuild(settings(), spark, names[0], actions[0], span, from_topics=from_topics)
                 else:
                     run(settings(), spark, names[0])
-            finally:
-                # Spark logs an error if it is stopped while its workers start.
-                wait([warm])
-                spark.result().stop()
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
@@ -87,6 +83,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+@contextmanager
+def stopped(spark: Future[SparkSession], warm: Future[None]) -> Iterator[None]:
+    """Stop the session after the block."""
+    try:
+        yield
+    finally:
+        # Spark logs an error if it is stopped while its workers start.
+        wait([warm])
+        spark.result().stop()
+
+
 def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
     """Run a pipeline until it has read all records."""
     # These imports run while the session starts.
@@ -94,6 +101,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         import structlog
 
         from sluice.engine.read.java_settings import java_settings
+        from sluice.engine.session import jvm_errors
         from sluice.kafka.brokers import require_brokers
         from sluice.observe.run_measurements import measured_run
         from sluice.observe.tracing import traced_run
@@ -107,6 +115,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
         note_failure(configuration, name, run=configuration.run),
+        jvm_errors(),
     ):
         spark.add_done_callback(lambda _: note_ready())
         planned = load_plan(configuration.pipelines, name)

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sluice.errors import SettingsError
+from sluice.errors import EngineError, SettingsError
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
 from sluice.spark_submit import is_local
@@ -121,6 +121,18 @@ def _settings_errors() -> Iterator[None]:
             f"Spark does not start: {str(cause).strip().partition(chr(10))[0].rstrip('.')}.",
             next_step="Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting.",
         ) from None
+
+
+@contextmanager
+def jvm_errors() -> Iterator[None]:
+    """Raise EngineError if the driver's JVM ends in the block."""
+    try:
+        yield
+    except Py4JNetworkError as error:
+        raise EngineError(
+            "The driver's JVM has ended.",
+            next_step="It was killed or ran out of memory: see the logs of its host. The next run repeats the batch.",
+        ) from error
 
 
 def session(settings: Settings, name: str) -> SparkSession:

@@ -300,7 +300,7 @@ INCIDENTS = [
     ),
     Incident(
         "A driver is killed", "sales", "run", "PipelineFailed", driver_killed,
-        task_is("sales", "up_for_retry", "failed"), "The run stopped", "ended",
+        task_is("sales", "up_for_retry", "failed"), "The run stopped", "JVM has ended",
     ),
     Incident(
         "30 % of the records violate the contract", "scans", "rejections", "ManyRejected", some_bad_records,

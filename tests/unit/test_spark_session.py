@@ -7,12 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors
+from sluice.errors import EngineError
 from sluice.settings import Settings
 
 FILES = "spark.sql.streaming.checkpointFileManagerClass"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
+
+
+def test_a_jvm_that_was_killed_is_named_with_what_to_do() -> None:
+    with pytest.raises(EngineError, match="JVM has ended"), jvm_errors():
+        raise Py4JNetworkError("Error while sending or receiving.")
 
 
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
