@@ -16,15 +16,17 @@ from sluice.values.windows import Bounds
 LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
 READ = 100
-"""The side of the rows of the first table that a processor reads; the sides of its other tables follow."""
+"""The side of the rows of the first table that a processor reads. Its other tables have the next
+numbers."""
 DEFAULT_OUTPUT = "output"
 """The name of an operator's output. Only a processor can have other outputs."""
 AHEAD = 3
-"""AHEAD + LEFT and AHEAD + RIGHT are the sides of a change that a `TableJoin` gets ahead of its turn.
+"""AHEAD + LEFT and AHEAD + RIGHT are the sides of a change that a `TableJoin` gets early.
 
-If both sides depend on one table, a change of the table reaches one side first. In Kafka Streams, the join then reads
-the other side's store, which already contains the change. The join therefore gets the other side's change early, and
-gets it again, on LEFT or RIGHT, when it is its turn.
+Both sides of a join may depend on one table. A change of this table reaches one side first. To join
+it, Kafka Streams reads the store of the other side, which already contains the change. To give the
+same result, a `TableJoin` gets the change of the other side early, with AHEAD. Later, it gets this
+change once more, as LEFT or RIGHT, and joins it.
 """
 
 
@@ -70,9 +72,10 @@ class Row(msgspec.Struct):
     In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
     """
     foreign: str | None = None
-    """The record's own key if `key` is a different key: for the left side of a foreign-key join, a stream joined by a
-    mapped key, a stream deduplicated by an id, and a grouped table. In an aggregate of a stream, if there is a topic
-    for late records: the record's original value as JSON, which goes to this topic."""
+    """The record's own key, if `key` is another key. These operators get both keys: the left side
+    of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
+    aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
+    the record's original value here, as JSON, and sends it to this topic if the record is late."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 
@@ -208,7 +211,7 @@ class Asking(Protocol):
 
 
 class Timeless:
-    """Mixin for operators that do nothing when only stream time advances."""
+    """Mixin for operators that do nothing for a key before the key's next row."""
 
     def due(self, state: Any) -> int | None:
         return None

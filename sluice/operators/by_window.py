@@ -11,9 +11,10 @@ from sluice.values.windows import Bounds
 
 
 class ByWindow(Timeless):
-    """Passes rows to an operator whose keys are the texts of windowed keys, and splits the keys of its results.
+    """Runs an operator by key and window.
 
-    The operator must do nothing when only stream time advances.
+    In the operator's rows, the key is a text that contains the record's key and its window. Each
+    result gets the key and the window of its row. The operator must be `Timeless`, too.
     """
 
     def __init__(self, make: Callable[[], Operator[Any]]) -> None:

@@ -25,19 +25,19 @@ class KeyedRows:
     keys: Sequence[str]
     """The different keys."""
     starts: Indices
-    """The index of each key's first row, and the number of rows."""
+    """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
     """The columns `key`, `value`, `foreign`, `time`, `side` and `old`; see `Row`."""
     stream_times: Mapping[str, Times]
-    """Name → each row's stream time: `before` and `after` the row. A join of two streams also has the largest event
-    times of each side up to the row, `left` and `right`."""
+    """`before` and `after` → for each row, the stream time before and after the row. In a join of
+    two streams also `left` and `right` → for each row, the side's largest event time so far."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     @cached_property
     def key_numbers(self) -> Indices:
-        """The number of each row's key."""
+        """For each row, the index of its key in `keys`."""
         return np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
 
     @cached_property
@@ -106,17 +106,24 @@ def validity(column: pa.Array) -> Mask:
 
 
 def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices) -> pa.Array:
-    """For each index, the column's value at this index; for the index -1, `others[other_number]`."""
+    """For each index, the column's value at this index.
+
+    If the index is -1, the value comes from `others`, at the index that `other_numbers` gives.
+    """
     together = pa.concat_arrays([column, pa.array(others, column.type)])
     return together.take(pa.array(np.where(indices >= 0, indices, len(column) + other_numbers)))
 
 
 def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Results:
-    """Insert its old value before each result that has an old value: `has_old` is the mask of these results."""
+    """Insert old values before the results that replace them.
+
+    `old_values` and `has_old` have an element for each result; `has_old` is the mask of the results
+    that have an old value.
+    """
     count = len(new.rows)
     replacing = np.flatnonzero(has_old)
-    # Below, the old values follow all new values. This order puts each old value before its new
-    # value.
+    # Below, `concat_arrays` puts the old values after all new values. Taken in the order `order`,
+    # each old value comes before its new value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
     values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(pa.array(order))
     result_numbers = np.concatenate((np.arange(count), replacing))[order]

@@ -25,8 +25,8 @@ class Deduplicate:
 
     def process(self, state: list[int], row: Row, out: Output) -> None:
         if row.key is not None:
-            # First forget the times that have expired at this row's stream time, so that the
-            # result does not depend on where batches end.
+            # At the end of each batch, the engine makes the keys forget expired times. Forget them
+            # before each row, too, so that the result does not depend on where batches end.
             self.close(state, row.key, row.after, out)
             if any(abs(row.time - passed) <= self.within_ms for passed in state):
                 out.count("duplicate")

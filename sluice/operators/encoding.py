@@ -152,13 +152,13 @@ def _checked_untyped(value: Any, data: bytes) -> str:
     refuse_long_strings(data)
     if len(data) > MOST_UNTYPED_BYTES:
         raise ValueError(f"a result of {len(data):,} bytes needs a declared type: returns=...")
-    # Each level takes two brackets, so a shorter text cannot be nested too deep.
+    # Each level of nesting takes two brackets, so only a longer text can be nested too deep.
     if len(data) > 2 * MOST_LEVELS:
         refuse_nesting(data)
     if type(value) not in IMMUTABLE:
         _require_names(value)
-    # Only a large integer or a Decimal can be inexact. A value with a Decimal is longer
-    # in JSON with Decimals as text, because of the quotation marks.
+    # Only a large integer or a Decimal can be inexact. To find out whether the value contains a
+    # Decimal, encode it with Decimals as text: their quotation marks make the JSON longer.
     has_large_integer = len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data) is not None
     if has_large_integer or (type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)):
         refuse_inexact_numbers(data)
@@ -168,8 +168,8 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 def _require_names(value: Any) -> None:
     """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON: one would be lost."""
     if isinstance(value, dict):
-        # Names of JSON are texts. Texts that differ stay different,
-        # so only other keys are compared.
+        # In JSON, all names are texts. Keys that are texts already stay different, so only a dict
+        # with other keys must be checked.
         has_other_keys = not all(type(key) is str for key in value)
         if has_other_keys and len(msgspec.json.decode(_encode_json(value))) < len(value):
             keys = shortened(str([*value]))

@@ -103,9 +103,10 @@ class JoinLateness:
         return latest - self._reach_ms
 
     def is_past(self, side: int, time: int, stream_time: int) -> bool:
-        """Whether the window of a new record has already ended: if nothing matches it, it is sent unmatched at once.
+        """Whether the window of a new record has already ended.
 
-        As in Kafka Streams, grace does not count here.
+        If nothing matches such a record, it is sent unmatched at once. As in Kafka Streams, grace
+        does not count here.
         """
         return time + self.ahead[side] < stream_time
 

@@ -1,4 +1,4 @@
-"""The latest value of a key. Plans refer to it, so this module must not import Arrow."""
+"""The latest value of a key, which is the state of tables (`table.py`) and of `changes.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges several streams into one, in stream-time order."""
+"""Merges several streams into one."""
 
 from __future__ import annotations
 

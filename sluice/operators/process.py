@@ -33,10 +33,10 @@ class Process:
     `tables`: the types of the values of the tables that the processor reads. The rows of these
     tables have the sides from READ on; `process` does not get them.
 
-    An event timer fires right after the record that advances stream time to the timer's time. This
-    record may have any key, so the timer fires before the next record of its own key. A processor
-    that sets timers has a method `on_timer(timer)`. If the author's code fails for a record or a
-    timer, that record or timer is rejected; the timer counts as fired.
+    An event timer fires right after the record that advances stream time to the timer's time. The
+    key of this record does not matter. A processor that sets timers has a method
+    `on_timer(timer)`. If the author's code fails for a record or a timer, this record or timer is
+    rejected. A rejected timer counts as fired.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Process:
         self.reads_tables = bool(tables)
         self.fires_with_rows = True
         """Whether `process` fires event timers. If not, only `release` fires them, after all rows
-        of a record."""
+        that a record has become."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process
@@ -87,7 +87,7 @@ class Process:
         If the author's code fails for the record, the key's stores and timers are restored.
         """
         key, value, time = row.key, row.value, row.time
-        # Timers fire in the order of time, so timers that were due before the record come first.
+        # Timers fire in the order of time, so timers that are due already fire before the record.
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.before, out)
             # The timers have reset the headers, because the results of a timer have no headers.

@@ -64,7 +64,10 @@ class StoreOptions:
 
 
 class Schedule(msgspec.Struct, array_like=True):
-    """The next time at which a key's timer fires, and its period `every`, in ms; 0 means that it fires once."""
+    """The next time at which a key's timer fires, and the timer's period `every`, in ms.
+
+    If `every` is 0, the timer fires once.
+    """
 
     time: int
     every: int = 0

@@ -1,9 +1,11 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
-The operator's rows are the results of the previous operator, with the same keys. Unless the
-previous operator is a join, each row has the stream times before and after the row that caused it.
-If there are several partitions, these are the stream times that all partitions have reached,
-because no partition may update a window after its result has been sent.
+The operator's rows are the results of the previous operator, with the same keys. Suppress uses the
+stream time of the previous operator. Only after a join does it have a stream time of its own,
+because many rows of a join cause no result.
+
+Stream time here is the time that all partitions have reached, because no partition may update a
+window after the window's result has been sent.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Waiting(msgspec.Struct, array_like=True):
     subtracts old values. Like Kafka Streams, Sluice retracts this value, not the last value
     sent."""
     headers: str | None = None
-    """The headers of the record that caused the latest update, if the result has these headers."""
+    """The headers of the record that caused the latest update; None if the result gets the headers
+    of the record that closes the window."""
 
 
 WaitingUpdates = dict[Bounds, Waiting]
@@ -71,7 +74,10 @@ class Buffer(msgspec.Struct, array_like=True):
         return key, window
 
     def forget(self, horizon: int) -> None:
-        """Remove the updates due at `horizon`. They are sent with their key's next row, or when the batch is closed."""
+        """Remove the updates whose `since` is at most `horizon`.
+
+        These updates are due: `Suppress` sends them as soon as the engine closes their key.
+        """
         while self.entries and self.entries[0][0] <= horizon:
             self.pop_oldest()
 
@@ -151,7 +157,7 @@ class Suppress:
             self._replaced = row.value
             return
         replaced, self._replaced = self._replaced, None
-        # A filtered table sends no tombstone for a row that the filter has never passed.
+        # The row deletes a row that the filter has never passed, so there is no update.
         if self.filtered and row.value is replaced is None:
             return
         self.close(state, row.key, row.before, out)
@@ -164,7 +170,7 @@ class Suppress:
             state[window] = waiting = Waiting(since, None, row.time)
         waiting.value = row.value
         waiting.time = row.time
-        # As in Kafka Streams, a window's final result replaces nothing.
+        # As in Kafka Streams, a window's final result has no old value.
         if not self.is_final:
             waiting.old = replaced
             waiting.headers = row.headers
@@ -224,7 +230,8 @@ class Suppress:
         self.shared.forget(last_closed_end(row.after, self.wait_ms))
         while self.limit.exceeded(self.shared):
             key, window = self.shared.pop_oldest()
-            # Only this key's state is loaded here. The engine closes the other keys.
+            # `state` belongs to the row's key. For another key, the engine calls `close`, which
+            # sends the updates in `sent_early`.
             if key == row.key:
                 self._send(state, key, window, out)
             else:

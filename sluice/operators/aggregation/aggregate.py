@@ -85,8 +85,8 @@ class BaseAggregation:
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:
-            # A result that cannot be written must reject this record, not fail
-            # at the end of the batch.
+            # The result is sent only at the end of the batch. If it cannot be written, fail here,
+            # where this record can still be rejected.
             calculation.check(aggregate)
             self._windows_added_to.append(start)
             return
@@ -97,7 +97,7 @@ class BaseAggregation:
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state as of the calculation's last `keep_changes`."""
-        # Changed in place, because the engine refers to this dictionary.
+        # The engine refers to this dictionary, so it must be changed, not replaced.
         state.clear()
         for start, (time, aggregate) in before.items():
             state[start] = time, self.calculation.undo_changes(aggregate)
@@ -143,7 +143,10 @@ class Aggregation(BaseAggregation):
         raise NotImplementedError
 
     def send_last_results(self, states: Mapping[str, Windows], out: Output) -> None:
-        """Send the last result of every window that has changed, if `only_last`, before `close` drops the window."""
+        """Send the last result of every window that has changed, if `only_last`.
+
+        The engine calls this before `close`, which may drop the windows.
+        """
         for key, start in self._changed:
             time, aggregate = states[key][start]
             out.emit(key, self.calculation.result(aggregate), time, window=self._bounds(start))
@@ -180,8 +183,8 @@ class _Added:
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream.
 
-    With a `history_ms`, the table is versioned: a result is dropped if its time is more than
-    `history_ms` before stream time.
+    With a `history_ms`, the table is versioned: a record is late, and not added, if its result
+    would have a time that is more than `history_ms` before stream time.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Function:
         kind: Any = self.argument
         if kind is None:
             kind = Any
-        # The JSON of an object or a list may be `null`, too.
+        # `msgspec.Raw` takes the JSON of any value, so it takes `null`, too.
         elif kind is not msgspec.Raw:
             kind = kind | None
         if not self.takes_pairs:

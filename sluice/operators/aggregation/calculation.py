@@ -125,7 +125,8 @@ class Functions:
     def read(self, value: str | None) -> Any:
         """Decode the functions' arguments. For a null value, all arguments are null."""
         last, arguments = self._last
-        # The windows of a row are computed one after the other, each with the same value.
+        # The windows of a row are computed one after the other, and all get the same value, which
+        # needs to be decoded only once.
         if value is not last:
             arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments

@@ -33,7 +33,7 @@ _PLAIN_EXPONENTS = range(-6, 1)
 
 
 class NumbersTooLargeError(Exception):
-    """A number may not fit 64 bits, or a sum 38 digits. The operators can add up the records one by one."""
+    """A number may not fit 64 bits, or a sum 38 digits. Records must be added up one by one."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ class ColumnFunctions:
 def _is_columnar(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Extreme):
         return accumulator.kind in (int | None, Decimal | None)
-    # Their subclasses are excluded: the results of averages are no sums, and `BigintSum` can fail.
+    # `isinstance` would accept subclasses, too: averages, whose results are no sums, and
+    # `BigintSum`, which can fail.
     return type(accumulator) in (Count, Sum, DecimalSum)
 
 

@@ -57,7 +57,7 @@ class CountedAggregation(Timeless, Generic[S]):
 
     @abstractmethod
     def _restore(self, state: S, before: S) -> None:
-        """Undo `_add`; `before` is a copy of the state."""
+        """Undo `_add`; `before` is a copy of the state from before `_add`."""
 
     def _send(self, key: str, old: str | None, new: str | None, time: int, out: Output) -> None:
         if self.retracts and old is not None:

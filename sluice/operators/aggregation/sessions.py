@@ -73,8 +73,9 @@ class SessionAggregate(WindowAggregation):
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
         """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
-        # Which closed sessions the state still contains depends on where batches end, so closed sessions are skipped.
-        # A record of a cogrouped stream that lags behind the others cannot join a session that the others have closed.
+        # Which closed sessions the state still contains depends on where batches end, so closed
+        # sessions are skipped. Cogrouped streams close sessions for each other: a record of a
+        # stream that is far behind cannot join a session that another stream has closed.
         last_end = self._last_forgotten_end(max(row.before, row.latest_of_sides[0]))
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms

@@ -65,7 +65,8 @@ class Distinct(msgspec.Struct, array_like=True):
 
     def merge(self, other: Distinct) -> Distinct:
         """The distinct values of both sketches."""
-        # One sketch may still have hashes while the other already has registers; `_fill` adds the hashes to these.
+        # One sketch may still have hashes when the other already has registers. Then `_fill` adds
+        # the hashes to the registers.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
         if self.registers and other.registers:
             merged.registers = bytearray(map(max, self.registers, other.registers))

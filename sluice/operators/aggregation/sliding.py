@@ -13,9 +13,12 @@ from sluice.values.windows import SlidingWindow
 class SlidingAggregate(WindowAggregation):
     """One aggregate per key and distinct window. Null values are dropped.
 
-    As in Kafka Streams, a record at t has two windows: its own, `[t - size, t]`, and the next, `[t + 1, t + 1 + size]`,
-    if that contains later records. Records before `size` share the window `[0, size]`. A new window starts as a copy of
-    an existing window with the same records. A window for which the record is late is neither created nor changed.
+    As in Kafka Streams, a record at the time t has two windows. Its own window is `[t - size, t]`.
+    The next window is `[t + 1, t + 1 + size]`, and exists only if it contains later records. If
+    t < size, the own window would begin before 0, so all such records share the window `[0, size]`.
+
+    A new window begins as a copy of an existing window that has the same records. A window for
+    which the record is late is neither created nor changed.
     """
 
     window: SlidingWindow
@@ -41,8 +44,8 @@ class SlidingAggregate(WindowAggregation):
             out.send_late()
             return
         self._forget_windows(state, row, out)
-        # Windows that contain the record, or a record that shares a
-        # window with it; the latest first.
+        # The starts of the windows that contain the record, or contain another record that shares a
+        # window with it; the latest start first.
         near = [start for start in state if time - 2 * size <= start <= time + 1]
         starts = sorted(near, reverse=True)
         next_window = self._next_window(state, starts, time)
@@ -103,9 +106,10 @@ class SlidingAggregate(WindowAggregation):
             out.emit(row.key, result, latest, window=(start, start + self.window.size_ms))
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record that has a window of its own, which ends at the record. Returns whether any window was open.
+        """Add a record to its own window, which ends at the record, and to later windows.
 
-        `starts` are the starts of nearby windows, the latest first.
+        Returns whether the record was added to any window; if not, it is late. `starts`: the starts
+        of nearby windows, the latest first.
         """
         own = row.time - self.window.size_ms
         has_own = own in state
@@ -172,7 +176,10 @@ class SlidingAggregate(WindowAggregation):
         out: Output,
         copied: Any | None = None,
     ) -> bool:
-        """Add the value to the windows for which it is not late. Returns whether there was such a window."""
+        """Add the row's value to each window for which the row is not late.
+
+        Returns whether there is any such window.
+        """
         size = self.window.size_ms
         last_late = self.lateness.last_late_end(row.after) - size
         is_added = False
@@ -183,6 +190,7 @@ class SlidingAggregate(WindowAggregation):
         return is_added
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        # A record reads windows that start at most two sizes before it, and may copy one of them into the next window,
-        # which ends one size after the record: the copied window is needed for three sizes after its start.
+        # A record reads windows that start at most two sizes before it, and may copy such a window
+        # into the next window, which ends one size after the record. A window is therefore needed
+        # for three sizes after its start.
         return self.lateness.late_at(start + 3 * self.window.size_ms)

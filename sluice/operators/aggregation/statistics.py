@@ -130,7 +130,7 @@ def _products_of_pair(pair: ArgumentPair) -> tuple[Exact, ...] | None:
     x, y = pair.x, pair.y
     if x is None or y is None:
         return None
-    # In the order in which `_covariance` and `_correlation` unpack their sums.
+    # `_covariance` and `_correlation` unpack the sums in this order.
     return _exact(x), _exact(y), _exact(x, x), _exact(y, y), _exact(x, y)
 
 

@@ -101,10 +101,11 @@ def reach_of(window: SpreadWindow) -> int:
 
 
 def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: int) -> tuple[Numbers, Numbers]:
-    """The number of each record's neighbourhood, and the number of each span's neighbourhood.
+    """Divide records and spans into neighbourhoods that are more than `reach` apart.
 
-    A span reaches from a place in `begins` to the place in `ends` with the same index. Records and
-    spans of different neighbourhoods are more than `reach` apart. The records' places are sorted.
+    Returns the number of each record's neighbourhood, and the number of each span's neighbourhood.
+    `places`: the sorted places of the records. A span begins at a place in `begins` and ends at the
+    place in `ends` with the same index.
     """
     all_begins, all_ends = np.concatenate((places, begins)), np.concatenate((places, ends))
     order = np.argsort(all_begins, kind="stable")
@@ -135,7 +136,8 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbe
 def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourhoods: Numbers) -> WindowRanges:
     """The windows of the records at these sorted places. None of the records is late.
 
-    `neighbourhoods` has the number of each record's neighbourhood. A neighbourhood is one session.
+    `neighbourhoods`: the number of each record's neighbourhood (see `neighbourhoods_of`). If the
+    windows are sessions, each neighbourhood is one session.
     """
     match window:
         case Window():
@@ -177,7 +179,7 @@ def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> Wind
     size = window.size_ms
     records = np.unique(places)
     times = line.times(records)
-    # Records before `size` share the window from 0.
+    # All records whose time is less than `size` share the window that starts at 0.
     own = np.where(times < size, records - times, records - size)
     is_followed = np.append(records[1:] - records[:-1] <= size + 1, [False])
     starts = np.unique(np.concatenate((own, records[is_followed] + 1)))

@@ -45,12 +45,13 @@ class TableJoin(Timeless):
     A key has a result in an inner join while both sides have a value, in a left join while the left side has a value,
     and in an outer join while either side has a value. `filtered`: for each side, whether its table is filtered.
 
-    If both sides depend on the same table, a change of this table reaches one side before the other. As in Kafka
-    Streams, the join then reads the other side from a store that already has the change: the join gets this change
-    ahead (side AHEAD), and again when it is the side's turn.
+    If both sides depend on one table, the join gets some changes early, and then once more; see
+    `AHEAD`.
 
-    `gets_old_values`: for each side, whether its table sends the old value of each change. As in Kafka Streams, this
-    value is retracted, even if it was never in the table (see `BaseAggregation`).
+    `gets_old_values`: for each side, whether its table sends the old value of each change. As in
+    Kafka Streams, the join then retracts the result that it computes from this old value. The
+    value need not have been in the table: an aggregate sends the initial aggregate as the old value
+    of its first result.
     """
 
     state_type: Any = TablePair
@@ -68,9 +69,10 @@ class TableJoin(Timeless):
         self.filtered = filtered
         self.gets_old_values = gets_old_values
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
-        """Key and side → value and time of a change that came ahead and has not come again yet."""
+        """Key and side → value and time of a change that came early, with AHEAD, and has not come
+        again as LEFT or RIGHT."""
         self._replaced: dict[tuple[str, int], str | None] = {}
-        """Key and side → the old value of the side's next change, which has come in a row of its own."""
+        """Key and side → the old value that the side has sent. Its next row has the new value."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -83,14 +85,14 @@ class TableJoin(Timeless):
         if row.old:
             self._replaced[row.key, row.side] = row.value
             return
-        # A deleted value has no time, so that the next result has only the time of the other side.
+        # The time of a deleted value is -1, so that it is never the larger time of both sides.
         changed = row.value, row.time if row.value is not None else -1
         if row.side >= AHEAD:
             self._ahead[row.key, row.side - AHEAD] = changed
             return
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
-        # A filtered table sends no tombstone for a row that the filter has never passed.
+        # The filter has never passed the row that is deleted. Kafka Streams' filter sends nothing.
         stored = state.right if row.side == RIGHT else state.left
         if row.value is None and stored is None and self.filtered[row.side]:
             return
@@ -131,7 +133,7 @@ class TableJoin(Timeless):
         left, right = sides
         had_result = self._has_result(left.had_value, right.had_value)
         has_result = self._has_result(left.has_value, right.has_value)
-        # The cases in which `process` sends nothing.
+        # A row sends nothing in the same cases as in `process`.
         other_has_value = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
         sends_tombstone = other_has_value & ((self.how == "inner") | (rows.sides != RIGHT))
         sent = is_new & (had_result | has_result | sends_tombstone)
@@ -165,7 +167,10 @@ class TableJoin(Timeless):
                 return has_left | has_right
 
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
-        """The values that the stores of both sides contain, including a change of the other side that came ahead."""
+        """The values that the stores of both sides contain in Kafka Streams.
+
+        The other side's store already contains a change that this join has got early, with AHEAD.
+        """
         assert row.key is not None
         other = LEFT if row.side == RIGHT else RIGHT
         ahead = self._ahead.get((row.key, other))
@@ -206,7 +211,7 @@ class _SideOfRows:
         self._stored_values = [value for value, _ in stored]
         self._before, self._after = rows.last_before(of_side), rows.last_up_to(of_side)
         self._last = rows.last_of_keys(of_side)
-        # A tombstone has no time, so that a result then has only the time of the other side.
+        # The time of a deleted value is -1, so that it is never the larger time of both sides.
         times = np.where(rows.has_value, rows.times, -1)
         self._times = np.concatenate((times, np.array([time for _, time in stored], np.int64)))
         has_value = np.array([value is not None for value in self._stored_values], bool)
@@ -241,9 +246,9 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """The places of values: the row's index, but for -1 the place of the state's value.
+        """Indices into an array of the values of all rows, followed by the values of the states.
 
-        The values of the states follow the values of all rows.
+        For the index -1, the result is the index of the state's value, for the key of the row.
         """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 

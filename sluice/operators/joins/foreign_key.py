@@ -55,9 +55,9 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
         elif row.old:
             state.left.pop(row.foreign, None)
-            # Kafka Streams sends a tombstone for a left row that leaves its foreign key, whether
-            # or not there is a right row, so some tombstones delete nothing. In a left join, the
-            # new key's state sends the result.
+            # In an inner join, Kafka Streams sends a tombstone for a left row that is deleted or
+            # loses its foreign key, even if there is no right row, so some tombstones delete
+            # nothing. In a left join, `_process_left` sends the new result or the tombstone.
             if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
                 out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
@@ -70,7 +70,7 @@ class ForeignKeyJoin(Timeless):
         if row.old:
             return
         old, state.right = state.right, row.value
-        # A deleted row has no time, so that a later result has only the left row's time.
+        # The time of a deleted row is -1, so that later results have the left row's time.
         state.right_time = -1 if row.value is None else row.time
         # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a
         # filtered table does not pass on the deletion of a row that it never had.
@@ -83,8 +83,8 @@ class ForeignKeyJoin(Timeless):
 
     def _process_left(self, state: Referred, key: str, row: Row, out: Output) -> None:
         if row.value is None:
-            # The deleted row had a result in a left join; in an inner join, its
-            # old value has sent the tombstone.
+            # In a left join, every left row has a result, which must be deleted. In an inner join,
+            # the row with the old value has already sent the tombstone (see `process`).
             if self.how == "left" and row.side == MOVED:
                 out.emit(key, None, row.time)
             return
@@ -96,8 +96,8 @@ class ForeignKeyJoin(Timeless):
             out.count("null_key")
             return
         result = self._result(row.value, state.right)
-        # Without a right row, a tombstone deletes the result that a moved row may
-        # have had under its old foreign key.
+        # Without a right row, a tombstone deletes the result that the left row may have had with
+        # its old foreign key.
         if result is not None or row.side == MOVED:
             out.emit(key, result, max(row.time, state.right_time))
 

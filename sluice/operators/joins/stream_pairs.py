@@ -1,7 +1,7 @@
 """Finds all matching pairs of an inner join of two streams at once, with a sorted merge.
 
-Both sides are sorted by key and time, so that the matches of a record of the left side follow each other. As in
-`StreamJoin.process`, the record of a pair that came later causes the result.
+Both sides are sorted by key and time, so that the matches of a record of the left side follow each
+other. As in `StreamJoin.process`, the later record of a pair causes the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class _Records:
     times: Times
     sides: Indices
     order: Indices
-    """The order in which the records came. Records in the states came earlier, so their numbers are negative."""
+    """The order in which the records came. Stored records came in earlier batches, so they have
+    negative numbers."""
     values: pa.Array
 
     @classmethod
@@ -64,7 +65,9 @@ class _Records:
 def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
     """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
     latest = rows.stream_times["left"], rows.stream_times["right"]
-    # If a key has rows of several partitions, an earlier row may have let more records expire than a later row.
+    # A key may have rows of several partitions, each with a stream time of its own. If stream time
+    # falls from one row to the next, the earlier row has made more records expire than the times of
+    # the later row show. The columns cannot express this.
     if not all(_never_decreases(times, rows) for times in latest):
         return None
     records = _Records.of(states, rows)
@@ -107,7 +110,7 @@ def _pairs(lateness: JoinLateness, records: _Records, has_value: Mask) -> tuple[
     """The left and the right record of each pair within the window; None if there are too many pairs."""
     left, right = (records.sorted_side(side, has_value) for side in (LEFT, RIGHT))
     times_of_right = np.unique(records.times[right])
-    # A time is replaced by its place among the different times, so that key and time fit into one number.
+    # A time is replaced by its index in `times_of_right`, so that key and time fit into one number.
     keys_of_right = records.keys[right] * (len(times_of_right) + 1)
     places_of_right = keys_of_right + np.searchsorted(times_of_right, records.times[right])
     keys_of_left = records.keys[left] * (len(times_of_right) + 1)

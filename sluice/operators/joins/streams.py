@@ -49,8 +49,9 @@ class Sides(msgspec.Struct, array_like=True):
 class Watch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, with the same frequency as a Kafka Streams task.
 
-    A search takes place when stream time passes `since` plus the window of the current record's side. A record that is
-    not due then waits for the next search and can still be matched until then.
+    A search takes place when stream time passes `since` plus the window of the current record's
+    side. If a record is not due in one search, it waits for the next search, and can be matched
+    meanwhile.
     """
 
     since: int = _NEVER

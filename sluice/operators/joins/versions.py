@@ -12,7 +12,8 @@ from sluice.operators.joins.by_key import joined
 from sluice.operators.lateness import last_forgotten
 
 Version = tuple[int, str | None]
-"""The time from which a version of a row is valid, and the row's value; None if the row was deleted at this time."""
+"""The time from which a version of a row is valid, and the row's value. The value None says that
+the row was deleted at this time."""
 
 
 class HeldRecord(msgspec.Struct, array_like=True):
@@ -100,7 +101,7 @@ class VersionedJoin:
             versions[at] = version
         else:
             versions.insert(at, version)
-        # The last version that began before the history is still valid at its beginning.
+        # Keep the last version that began before the history: it is valid when the history begins.
         first = bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of) - 1
         if first > 0:
             del versions[:first]
@@ -119,7 +120,10 @@ class VersionedJoin:
             out.emit(key, joined(value, right), time)
 
     def _as_of(self, versions: list[Version], time: int, table_time: int) -> str | None:
-        """The value that was valid at a time; before the history, only the latest version is known."""
+        """The value that was valid at a time.
+
+        If the time is before the history, only the latest version counts, as it never expires.
+        """
         if not versions:
             return None
         if time <= last_forgotten(table_time, self.history_ms):
