@@ -128,6 +128,7 @@ class LocalApp:
             ("PUT", f"{SHARD}/answers", self._absorb_answers),
             ("POST", f"{SHARD}/answers/read", self._read_answers),
             ("POST", f"{SHARD}/answers/page", self._answers),
+            ("POST", f"{SHARD}/answers/{{batch:large}}/forget-failures", self._forget_failures),
             ("PUT", SHARD, self._create),
             ("DELETE", SHARD, self._drop),
             ("POST", f"{SHARD}/versions", self._versions),
@@ -232,6 +233,10 @@ class LocalApp:
     async def _write_answers(self, request: Request) -> None:
         (answers, forget), epoch = _decode(_NEW_ANSWERS, await _rows(request)), _number(request, "epoch")
         await self._on(request, lambda shard: shard.write_answers(answers, epoch, forget=forget))
+
+    async def _forget_failures(self, request: Request) -> None:
+        batch, epoch = request.path_params["batch"], _number(request, "epoch")
+        await self._on(request, lambda shard: shard.forget_failures(batch, epoch))
 
     async def _answers(self, request: Request) -> Response:
         after, limit = _decode(msgspec.json.Decoder(tuple[tuple[int, str, str] | None, int]), await _body(request))

@@ -13,7 +13,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import RecordsRejected, SluiceError, TopologyError
 from sluice.state.remote.opening import open_shard
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
@@ -276,6 +276,29 @@ def test_a_repeated_batch_calls_only_for_records_without_a_recorded_answer(
     assert CALLS.total() == calls
     assert len(driver.output("scores")) == 29
     assert [letter.headers["sluice.detail"] for letter in driver.dead_letters()] == ["ConnectionError: refused"]
+
+
+def test_an_outage_of_the_service_is_forgotten_with_its_batch(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends, because too many calls have failed. The next run calls again for these records only."""
+    driver = drive(scored(refuse_first, retries=0, concurrency=100))
+    for number in range(200):
+        driver.pipe("orders", order("Alice", number), key="a", timestamp=number)
+    records = list(driver._waiting)
+    with pytest.raises(RecordsRejected, match="ConnectionError: down"):
+        driver.commit()
+    assert CALLS.total() == 200
+    monkeypatch.setattr(driver._run, "_failed", None)
+    monkeypatch.setattr(driver, "_waiting", records)
+    assert len(driver.output("scores")) == 200
+    assert CALLS.total() == 350
+
+
+async def refuse_first(order: Order) -> Score:
+    """A service that is down for the first 150 calls."""
+    CALLS[order.customer] += 1
+    if CALLS.total() <= 150:
+        raise ConnectionError("down")
+    return Score(order.customer, order.amount)
 
 
 def end_before_publishing(rows: Any, batch: int) -> None:

@@ -97,7 +97,7 @@ def open_and_scan(address: str) -> list[StateRow]:
 
 def test_answers_belong_to_no_batch(address: str) -> None:
     """A run that begins removes the batches that were not published, and keeps the answers that they have recorded."""
-    first, other = Answer("score", "1", "a", 100, "7"), Answer("other", "1", "a", 100, error="refused")
+    first, other = Answer("score", "1", "a", 100, 0, "7"), Answer("other", "1", "a", 100, 0, error="refused")
     with create_shard(address) as shard:
         assert shard.read_answers("score", ["1"], 0) == []
         shard.begin_run(1, -1)
@@ -107,10 +107,10 @@ def test_answers_belong_to_no_batch(address: str) -> None:
         assert shard.read_states(7, ["a"], 1, 2) == {}
         assert shard.read_answers("score", ["1", "2"], 2) == [first]
         # Another attempt of the task has called, too. The first answer stays.
-        shard.write_answers([Answer("score", "1", "a", 100, "8"), Answer("score", "2", "b", 200)], 2)
+        shard.write_answers([Answer("score", "1", "a", 100, 0, "8"), Answer("score", "2", "b", 200, 1)], 2)
         assert shard.read_answers("score", ["1"], 2) == [first]
         with pytest.raises(LeaseError):
-            shard.write_answers([Answer("score", "3", "a", 300)], 1)
+            shard.write_answers([Answer("score", "3", "a", 300, 1)], 1)
         with pytest.raises(LeaseError):
             shard.read_answers("score", ["1"], 1)
         assert shard.answers(None, 2) == [other, first]
@@ -118,4 +118,8 @@ def test_answers_belong_to_no_batch(address: str) -> None:
         shard.write_answers([], 2, forget={"score": 150})
         assert [(answer.step, answer.id) for answer in shard.answers(None, 9)] == [("other", "1"), ("score", "2")]
         assert shard.last_places().answer == 200
+        shard.forget_failures(1, 2)
+        assert len(shard.answers(None, 9)) == 2
+        shard.forget_failures(0, 2)
+        assert [answer.step for answer in shard.answers(None, 9)] == ["score"]
     drop_shard(address)

@@ -188,7 +188,13 @@ class Publisher:
         self.counts = result.counts
         if result.is_empty and not self._plan.ends:
             return
-        dead_letters = self._dead_letters(result)
+        try:
+            dead_letters = self._dead_letters(result)
+        except RecordsRejected:
+            # Calls that have failed, perhaps because a service was down, may succeed when the batch
+            # is repeated. No output of the batch has been written.
+            self.storage.forget_failures(batch, self.lease.epoch)
+            raise
         # A batch without records may still end at later offsets, after aborted transactions or for
         # a new partition. It is published so that the ledger has the positions.
         if not result.is_empty:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import structlog
+from msgspec.structs import replace
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
@@ -35,7 +36,8 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
         try:
             with worker_shard(worker.number, worker.location) as shard:
                 for page in pages_of_answers(shard):
-                    _write(storage, [answer for answer in page if answer.step in steps], epoch)
+                    inherited = [replace(answer, batch=-1) for answer in page if answer.step in steps]
+                    _write(storage, inherited, epoch)
         except StateError as error:
             log.warning("answers lost", pipeline=name, worker=worker.number, why=error.detail)
 

@@ -105,7 +105,7 @@ class RecordedAnswers:
         new: list[Answer] = []
         for each, answer in answers.items():
             key = asked[each].key or ""
-            new.append(Answer(self._action.answers, each, key, now, answer.value, answer.error))
+            new.append(Answer(self._action.answers, each, key, now, stored.batch, answer.value, answer.error))
         forget = {self._action.answers: now - policy.keep_ms}
         stored.shard.write_answers(new, stored.epoch, forget=forget)
         return answers | self._recorded([*answers])

@@ -184,6 +184,10 @@ class RemoteShard(Shard):
         self._call("POST", f"/answers?epoch={epoch}", content)
 
     @override
+    def forget_failures(self, batch: int, epoch: int) -> None:
+        self._call("POST", f"/answers/{batch}/forget-failures?epoch={epoch}")
+
+    @override
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
         return _ANSWERS.decode(self._call("POST", "/answers/page", msgspec.json.encode((after, limit))))
 

@@ -16,14 +16,14 @@ import msgspec
 from sluice.state.shard.database_driver import Driver
 
 _IDS_AT_ONCE = 500
-_COLUMNS = "step, id, key, at, value, error"
+_COLUMNS = "step, id, key, at, batch, value, error"
 _CREATE = """CREATE TABLE IF NOT EXISTS answers (
     step VARCHAR NOT NULL, id VARCHAR NOT NULL, key VARCHAR NOT NULL, at BIGINT NOT NULL,
-    value TEXT, error TEXT, PRIMARY KEY (step, id))"""
+    batch BIGINT NOT NULL, value TEXT, error TEXT, PRIMARY KEY (step, id))"""
 _CREATE_INDEX = "CREATE INDEX IF NOT EXISTS answers_at ON answers (at, step, id)"
 _READ = f"SELECT {_COLUMNS} FROM answers WHERE step = ? AND id IN ({{ids}})"
 # The first answer stays. Two attempts of a task may have called at the same time.
-_INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _PAGE = f"SELECT {_COLUMNS} FROM answers WHERE (at, step, id) > (?, ?, ?) ORDER BY at, step, id LIMIT ?"
 _BEFORE_ALL = (-1, "", "")
 
@@ -39,6 +39,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The row's key, whose owner has the answer; empty for a row without a key."""
     at: int
     """The clock of the batch that called, epoch ms."""
+    batch: int
+    """The batch that called; -1 for an answer from another generation."""
     value: str | None = None
     """The result as JSON; None for null or a failure."""
     error: str | None = None
@@ -69,6 +71,11 @@ def write(driver: Driver, answers: Iterable[Answer]) -> None:
 def forget(driver: Driver, step: str, before: int) -> None:
     """Within a transaction, remove a step's answers that were recorded before a time, epoch ms."""
     driver.execute("DELETE FROM answers WHERE step = ? AND at < ?", (step, before))
+
+
+def forget_failures(driver: Driver, batch: int) -> None:
+    """Within a transaction, remove the failures of a batch."""
+    driver.execute("DELETE FROM answers WHERE batch = ? AND error IS NOT NULL", (batch,))
 
 
 def forget_all(driver: Driver, before: int) -> None:

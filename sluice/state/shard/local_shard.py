@@ -235,6 +235,12 @@ class LocalShard(Shard):
                 recorded_answers.forget(self._driver, step, before)
 
     @override
+    def forget_failures(self, batch: int, epoch: int) -> None:
+        with self._writing(epoch):
+            recorded_answers.prepare(self._driver)
+            recorded_answers.forget_failures(self._driver, batch)
+
+    @override
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
         return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
 

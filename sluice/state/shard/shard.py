@@ -213,6 +213,9 @@ class Shard(Protocol):
         `forget`: step → the time, epoch ms, before which its answers are removed.
         """
 
+    def forget_failures(self, batch: int, epoch: int) -> None:
+        """Remove the answers of a batch that are failures, so that its calls are made again when it is repeated."""
+
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
         """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
 
