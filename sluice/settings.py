@@ -23,7 +23,7 @@ records, in ms |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | the user's password |
-| SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, whose tables pipelines write |
+| SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, whose tables pipelines write or look up |
 """
 
 from __future__ import annotations

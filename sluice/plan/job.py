@@ -146,6 +146,11 @@ class Job:
         return tuple(connections)
 
     @property
+    def calls_out(self) -> bool:
+        """Whether the job asks outside of the pipeline, so that its results do not follow from its records alone."""
+        return any(isinstance(operator.action, Call | TableLookup) for operator in self.operators)
+
+    @property
     def stores(self) -> tuple[str, ...]:
         """The stores that can be queried, except global tables."""
         of_groups: list[str] = []

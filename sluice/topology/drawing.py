@@ -74,7 +74,7 @@ def _detail(node: nodes.Node) -> str:
             return node.value
         case nodes.FlatMapValues():
             return node.items
-        case nodes.Apply() | nodes.Transform() | nodes.Call():
+        case nodes.Apply() | nodes.Transform():
             return getattr(node.function, "__name__", "")
         case nodes.Select():
             columns = node.columns.items()
@@ -104,10 +104,17 @@ def _operator_detail(node: nodes.StreamOperator) -> str:
     match node:
         case nodes.Deduplicate():
             return f"{node.by} within {duration_text(node.within_ms)}"
+        case nodes.Call(function=function):
+            return getattr(function, "__name__", "") + _recorded(node)
         case nodes.Lookup(table=table):
-            return f"{table.column} = {node.by}, {', '.join(table.columns)}"
+            return f"{table.column} = {node.by}, {', '.join(table.columns)}" + _recorded(node)
         case _:
             return ""
+
+
+def _recorded(node: nodes.Call | nodes.Lookup) -> str:
+    """The name of a step's answers. An author who changes it wants other answers, so it is a part of the definition."""
+    return "" if node.policy.keep_ms is None else f", recorded as {node.answers}"
 
 
 def _table_detail(node: nodes.ToTable) -> str:

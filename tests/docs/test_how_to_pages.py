@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.values.pipeline_modules import load_module
-from tests.docs.pages import ROOT, files, read, write_files
+from tests.docs.pages import ROOT, files, read, steps, write_files
 
 
 def test_a_pipeline_is_tested_as_the_page_shows(session: SparkSession | None, tmp_path: Path) -> None:
@@ -44,6 +46,16 @@ def test_fields_of_any_name_and_times_as_numbers_are_read(tmp_path: Path) -> Non
     (source,) = plan(pipeline).job.streams
     assert source.types["due"] == "TIMESTAMP"
     assert source.types["packed"] == "BIGINT"
+
+
+def test_the_calls_of_the_page_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = read("docs/how-to/calls.md")
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (step,) = steps(page, "python")
+    with redirect_stdout(io.StringIO()) as printed:
+        exec(step.commands, {})
+    assert not step.differs(printed.getvalue().splitlines()[-1] + "\n")
 
 
 SCRIPT = """

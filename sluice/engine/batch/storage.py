@@ -10,7 +10,6 @@ from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
 from sluice.errors import DamagedState, EngineError
 from sluice.plan import Job
-from sluice.plan.operator_parameters import Call, TableLookup
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
@@ -66,7 +65,7 @@ class Storage:
 
     def forget_failures(self, batch: int, epoch: int) -> None:
         """Remove the recorded failures of a batch's calls, because the batch was not published."""
-        if any(isinstance(operator.action, Call | TableLookup) for operator in self.job.operators):
+        if self.job.calls_out:
             for worker in range(len(self.locations)):
                 with self.shard(worker) as shard:
                     shard.forget_failures(batch, epoch)
