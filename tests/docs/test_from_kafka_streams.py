@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -40,9 +42,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 
 
 @pytest.fixture(scope="module")
-def driver(page: Pipeline, session: SparkSession | None) -> Iterator[TopologyTestDriver]:
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of the database in which the page looks items up."""
+    file = tmp_path_factory.mktemp("warehouse") / "warehouse.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript(
+            "CREATE TABLE items (name TEXT, place TEXT); INSERT INTO items VALUES ('tea', 'top shelf')"
+        )  # fmt: skip
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture(scope="module")
+def driver(page: Pipeline, session: SparkSession | None, warehouse: str) -> Iterator[TopologyTestDriver]:
     """The page's pipeline, with a few records of each topic."""
-    with TopologyTestDriver(page, spark=session) as driver:
+    with TopologyTestDriver(page, spark=session, connections={"warehouse": warehouse}) as driver:
         for shop, city, floors in (("s1", "Pune", 2), ("s2", "Pune", 1), ("s3", "Goa", 3)):
             driver.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
         driver.pipe("cities", "a city", key="tea")
@@ -175,6 +188,9 @@ def test_joins(driver: TopologyTestDriver) -> None:
     assert ("s1", {"left": {"city": "Pune", "floors": 2}, "right": "rain"}) in records(driver, "shop_and_note")
     assert ("s3", {"left": {"city": "Goa", "floors": 3}, "right": "sun"}) in records(driver, "shop_and_citys_note")
     assert ("Goa", {"left": None, "right": "sun"}) in records(driver, "shop_or_note")
+    assert records(driver, "scores") == [("s1", 5), ("s1", 20), ("s3", 7)]
+    places = [value["right"] and value["right"]["place"] for _, value in records(driver, "sale_of_item")]
+    assert places == ["top shelf", None, "top shelf"]
 
 
 def test_processors(driver: TopologyTestDriver) -> None:
