@@ -94,7 +94,10 @@ class AggregationGroup:
 
 @dataclass(frozen=True)
 class Lookup:
-    """A step after a table: replaces the value with `{left, right}`, where `right` comes from a global table."""
+    """A join of a group's changes with a global table.
+
+    Replaces a changed value with `{left, right}`: the value, and the global table's value.
+    """
 
     table: GlobalTableInput
     how: How
@@ -102,7 +105,10 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A step after a table: replaces the value with an expression over `_key` and the old value `v`."""
+    """A select of a group's changes: replaces a changed value with an expression.
+
+    In the expression, `v` is the changed value, and `_key` is its key.
+    """
 
     sql: str
     step: int

@@ -204,7 +204,7 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
-            # `count(*)` has no argument.
+            # The argument of `count(*)` is NULL, which nobody computes.
             if isinstance(tree_of(sql), exp.Null):
                 continue
             if problem := json_problem(on_arrow(sql, types).type):

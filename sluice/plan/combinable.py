@@ -1,6 +1,7 @@
-"""Finds combinable aggregates: their partial results, read from the JSON of their stores, can be added in any order.
+"""Finds combinable aggregates: a shard can add up their partial results in any order.
 
-Combinable aggregates are counts, and sums, minima and maxima of integers and of decimals that JSON writes without an
+Combinable aggregates are counts, and sums, minima and maxima of integers and decimals. The shard
+adds up numbers from JSON, so the decimals must be so short that JSON writes them without an
 exponent.
 """
 

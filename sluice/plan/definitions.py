@@ -26,7 +26,7 @@ def upstream_definition(node: nodes.Node) -> str:
         is_peek = isinstance(step, nodes.Apply) and step.gives == "nothing"
         if isinstance(step, nodes.Source):
             definitions.append(_source_definition(step, texts))
-        # A peek does not affect results, so it may come and go.
+        # A peek does not affect results, so the author may add and remove it without a rebuild.
         elif not is_peek:
             definitions.append(step_definition(step))
     return " > ".join(definitions)
@@ -43,7 +43,7 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
     parts = [f"{kind} {source.topic}", key, time]
     if source.nulls == "keep":
         parts.append("nulls kept")
-    # Fields that nothing reads may come and go without a rebuild.
+    # Fields that no expression reads may be added and removed without a rebuild.
     for name, sql_type in source.fields.items():
         if name in (source.key, time_field) or _is_read(name, texts):
             parts.append(f"{name} {sql_type}")

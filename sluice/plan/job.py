@@ -84,7 +84,11 @@ class Job:
 
     @property
     def topics_of_sources(self) -> tuple[tuple[str, ...], ...]:
-        """The topics of each of the query's Kafka sources: of streams, and of global tables if there are any."""
+        """The topics of each Kafka source of the query.
+
+        One source reads the topics of all streams. If there are global tables, a second source
+        reads their topics.
+        """
         streams = tuple(source.topic for source in self.streams)
         tables = tuple(table.source.topic for table in self.tables)
         return (streams, tables) if tables else (streams,)
@@ -108,7 +112,7 @@ class Job:
 
     @property
     def copied(self) -> frozenset[tuple[int, int]]:
-        """Target and side of the rows that every worker gets."""
+        """The inputs whose rows go to every worker: an operator's number, and a side."""
         edges = (edge for operator in self.operators for edge in operator.edges)
         return frozenset((edge.target, edge.side) for edge in edges if edge.is_copied)
 
@@ -205,7 +209,7 @@ class Job:
 
     @property
     def looked_up_groups(self) -> frozenset[int]:
-        """The group numbers of the global tables that outputs of groups look up."""
+        """The group numbers of the global tables with which changes of groups are joined."""
         lookups = [step for step in self._change_steps if isinstance(step, Lookup)]
         return frozenset(lookup.table.group for lookup in lookups)
 
@@ -232,8 +236,8 @@ class Job:
 
     def step_named(self, name: str) -> Step | None:
         """The step with this name in counts."""
-        # A store can have the name of a topic. Operators are counted
-        # under the names of their stores.
+        # A store and a topic can have the same name. The name then means the store: counts name an
+        # operator after its store.
         steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
         return next((step for step in steps if step.name == name), None)
 

@@ -86,7 +86,8 @@ class JobColumns:
     def next_layer(self, stage: int) -> int:
         """The depth of a new layer after all layers so far.
 
-        A step that turns a row into several rows needs such a layer.
+        A step that turns a row into several rows gets such a layer, and so does a function of the
+        whole DataFrame.
         """
         return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
 
@@ -142,8 +143,8 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """The column of a field."""
-        # Sources decode only the fields that are read, and operators parse
-        # their results only if they are read.
+        # Note that the column is read: sources decode only fields that are read, and operators
+        # parse only results that are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)
@@ -223,8 +224,9 @@ class JobColumns:
     def call_depth(self, scope: Scope) -> tuple[int, str]:
         """The layer in which a Python function is called for the records of a scope, and the condition for a call.
 
-        Nodes that are not upstream of the function may have turned a record into several rows. The function is called
-        for the first row only. In the layer of such a node, Spark would call the function for each row.
+        Nodes that are not upstream of the function may have turned a record into several rows. The
+        function is called for the first row only. The layer in which such a node makes rows is not
+        used for calls, because there, Spark would call the function for each row.
         """
         explosions = self._explosions.get(scope.stage, {})
         not_upstream = [number for number in explosions if number not in scope.exploded]
@@ -345,8 +347,9 @@ class JobColumns:
 
     def register_failure(self, scope: Scope, node: nodes.Node, error: str) -> None:
         """Register that a step can fail; `error` is the SQL of the error message."""
-        # A step after a topic's table is computed before and after the table's store. The same records fail in
-        # both places, and are reported once.
+        # A step after a topic's table can be computed in two stages: from the topic's records, and
+        # from the results of the operator that stores the table. The same records fail in both
+        # stages, and are reported once.
         if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
             return
         key = value = ""

@@ -73,7 +73,10 @@ class LateSinks:
         self._claimed: set[nodes.Late] = set()
 
     def claim(self, late: nodes.Late | None) -> Sink | None:
-        """The sink of `late`, for the first caller. None for later callers, and without a topic of late records."""
+        """The sink of the topic `late` for the first caller, None for later callers.
+
+        None also if `late` is None, because the node has no topic for late records.
+        """
         if late is None or late in self._claimed:
             return None
         self._claimed.add(late)

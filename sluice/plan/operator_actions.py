@@ -1,4 +1,4 @@
-"""Makes the operator of a node, as a value of the plan, and says which rows a node takes from its inputs."""
+"""Makes the parameters of a node's operator, and says which rows the node takes from its inputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _processor_group(store: str) -> int:
 
 
 def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """The operator of a node, as a value of the plan."""
+    """The parameters of a node's operator, from which the engine builds the operator."""
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
@@ -165,7 +165,7 @@ def _waiting_time(node: nodes.Suppress) -> int:
 
 
 def waits_for_close(node: nodes.Node) -> bool:
-    """Whether an operator can emit results without a new record, when stream time advances."""
+    """Whether an operator needs stream time, for example to send results or to forget state."""
     match node:
         case nodes.Aggregate():
             # When stream time closes a window of event time, the operator forgets the window.

@@ -55,7 +55,10 @@ class _Operators:
 
 
 def _operators(pipeline: Graph) -> _Operators:
-    """The operators of the whole pipeline: a part of a pipeline has the same operators, so its results are the same."""
+    """The operators of the whole pipeline.
+
+    A part of a pipeline has the same operators as the whole, so that it gives the same results.
+    """
     return _operators_of(pipeline.whole, len(pipeline.whole.nodes))
 
 
@@ -85,7 +88,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
         case nodes.Suppress():
             return "holds results back"
         case nodes.Join(kind="lookup") if not is_behind:
-            # The changes of a group look up the global table when they are published.
+            # The left side is a group. Its changes are joined with the global table in the driver.
             return ""
         case nodes.Join():
             return "stores both sides and joins them in order"

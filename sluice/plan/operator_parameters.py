@@ -108,8 +108,8 @@ class TableJoin:
     gets_old_values: tuple[bool, bool] = (False, False)
     """Whether the left and the right side include the old values of their tables' changes."""
     history_ms: int | None = None
-    """How far back the table's versions reach. None if a stream's records do not look up
-    versions."""
+    """How far back the table's versions reach. None if records are not joined with the version that
+    was valid at their time."""
     grace_ms: int | None = None
     """How long a stream's record waits for the table's version as of the record's time."""
 

@@ -196,14 +196,14 @@ class PlannedOperator:
 
     @property
     def has_own_stream_time(self) -> bool:
-        """Whether the operator has its own stream time."""
+        """Whether the operator uses its own stream time, not that of the operator before it."""
         return self.waits_for_close and self.clock == self.name
 
     @property
     def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
-        # The sides of a join, and cogrouped streams, share a stream time. Rows of
-        # another stage come from other tasks.
+        # The sides of a join, and cogrouped streams, share a stream time, so no task of one topic
+        # knows it. Rows from another stage have passed through a shuffle.
         if self.is_stream_join or len(self.topics) > 1 or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)

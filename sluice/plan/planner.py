@@ -110,7 +110,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     late = [operator.late for operator in operators if operator.late is not None]
 
     columns = scopes.columns
-    # A row's position, by which operators are sorted, contains the offset.
+    # Operators get their rows sorted by position, and a position contains the offset.
     if operators:
         columns.metadata_read.add("_offset")
     stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]

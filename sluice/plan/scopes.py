@@ -69,7 +69,10 @@ class Scopes:
         child: nodes.Node,
         side: int = 0,
     ) -> Scope:
-        """The scope of the parent's output as input number `side` of one of its children."""
+        """The scope of the parent's output, as a child reads it through its input number `side`.
+
+        If the parent has several children, the scope's path contains the number of this child.
+        """
         inputs = []
         for node in self.pipeline.whole.nodes:
             for number, input_node in enumerate(nodes.parents(node)):
@@ -82,7 +85,10 @@ class Scopes:
         return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
-        """The scope. If its values are not objects, a null counts as a missing value."""
+        """The scope in which the value `null` counts as a missing value.
+
+        If the values are objects, this is the same scope.
+        """
         if not scope.scalar:
             return scope
         if scope.unchanged_result is not None:
@@ -95,7 +101,8 @@ class Scopes:
         return replace(scope, is_null=f"({is_null})")
 
     def _made(self, node: nodes.Node, *, old: bool) -> Scope:
-        # Only the operator knows which of a versioned table's records are late, and which rows expire.
+        # The rows of most tables of topics are the topic's records. But only the operator knows
+        # which of a versioned table's records are late, and which rows expire.
         if isinstance(node, nodes.ToTable) and not old and node.has_rows_of_records:
             return self._table_rows(self.after(node.parent))
         if node.number in self.operator_stages:
@@ -136,7 +143,7 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # Only operators send old values, which a stream does not have.
+                # A stream has no old values. They come from operators, in stages after stage 0.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
                 return scope
@@ -224,7 +231,7 @@ class Scopes:
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
     def _result_shape(self, node: nodes.Node) -> Shape:
-        """The shape of an operator's results, without their types."""
+        """The shape of an operator's results. The types of their fields may be missing."""
         match node:
             case nodes.Aggregate(python=python) if python is not None:
                 return python.shape
@@ -243,7 +250,7 @@ class Scopes:
                 return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Whether the results' key differs from the key of the operator's input, or an earlier step changed the key."""
+        """Whether the operator, or an earlier step that its results depend on, may change the key."""
         match node:
             case nodes.Process(keeps_key=False):
                 return True
@@ -396,8 +403,8 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """The scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # If an earlier step turned a record into several rows, streams that do not
-        # follow that step take only one row.
+        # An earlier step may have turned a record into several rows. A merged stream that does not
+        # follow this step takes only the first row, which only a later layer can recognize.
         depth = self.columns.next_layer(first.stage)
         # As in Kafka Streams, the child that was declared first is processed
         # first, with all steps that follow it.
@@ -535,7 +542,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """How the columns of a cogrouped aggregate are computed. Two columns have no function in common."""
+    """Like `result_expressions`, for a cogrouped aggregate. Columns do not share functions."""
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:

@@ -54,14 +54,16 @@ class StagePlanner:
         """The nodes whose old results later steps need."""
         self._nodes: list[nodes.Node] = []
         for node in candidates:
-            # A topic's table without a store passes its records on, unless a step needs old values.
+            # A topic's table without a store needs no operator: its rows are the topic's records.
+            # But if a later step needs old values, an operator stores the rows, and sends them.
             if node.number in self._retracting or not _is_only_for_old(node):
                 self._nodes.append(node)
 
     def add_operators(self) -> None:
         """Create the operators, each after its inputs, and the edges into their stores."""
         for node in self._nodes:
-            # A merge of streams of one stage needs no order among them, so it is a stateless step.
+            # Only streams from different stages need an operator that sorts their records. A merge
+            # of streams of one stage is a stateless step.
             if isinstance(node, nodes.Merge):
                 stages = {self.scopes.after(stream).stage for stream in node.streams}
                 if len(stages) == 1:
@@ -290,7 +292,8 @@ class StagePlanner:
             case _:
                 reads_store = False
         if reads_store:
-            # The node reads the table's store, which is updated before the change goes to any step after the table.
+            # The node reads the table's store. In Kafka Streams, the store is updated before the
+            # change goes to any step after the table. So the row must come first: its path is empty.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
         if parent is node:
@@ -412,7 +415,8 @@ def _expires_at(node: nodes.Node, side: int) -> str | None:
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
     """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
 
-    As in Kafka Streams, only streams, and joins that look up versions, get such updates.
+    As in Kafka Streams, only streams get such updates, and joins of a stream with the table's
+    versions.
     """
     if nodes.history_of(table) is None:
         return False
@@ -434,7 +438,7 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
                 return True
             # If the window is removed from a windowed key, the result is a new key.
             return nodes.window_of(parent) is not None and not node.by_window
-        # Every task of Kafka Streams has the whole global table.
+        # Every task of Kafka Streams has the whole global table, so it needs no repartition topic.
         case nodes.Join() if nodes.joins_global_table(node):
             return False
         case nodes.Join(on=on):

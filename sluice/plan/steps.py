@@ -159,4 +159,4 @@ class PythonFunction:
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None
     batch: FunctionBatch | None = None
-    """The values that one call takes; None for a function of one value."""
+    """How one call takes many values; None for a function of one value."""

@@ -102,8 +102,8 @@ def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
     pair = []
     for argument in arguments:
         sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
-        # These functions ignore pairs with a null. So a pair becomes null if the
-        # condition of FILTER is not true.
+        # These functions ignore pairs with a null. So if the condition of FILTER is not true, both
+        # values of the pair become null.
         pair.append(sql if condition is None else value_if(condition, sql))
     return named_struct({"x": pair[0], "y": pair[1]})
 

@@ -117,7 +117,7 @@ def time_text(values: pa.Array) -> pa.Array:
 
 
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
-    """The text of dates or times, corrected for years that do not have four digits, to which Java gives a sign."""
+    """The text of dates or times, corrected for years before 1 and after 9999, which Java writes with a sign."""
     if _has_usual_years(values):
         return text
     is_date = pa.types.is_date(values.type)
@@ -189,7 +189,7 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
         whole = pc.trunc(values)
         try:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
-        # Arrow's error does not name the rows whose numbers are too large.
+        # Arrow's error does not name the rows whose numbers are too large, so look at each row.
         except pa.ArrowInvalid:
             return map_rows(lambda number: _in_range(int(number), to), [values], wanted, len(values))
     if of == "DOUBLE":
@@ -295,7 +295,7 @@ def _to_whole(values: pa.Array, to: str) -> Result:
     numbers = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
     try:
         integers = numbers.cast(arrow_type(to))
-    # Arrow's error does not name the rows whose numbers are too large.
+    # Arrow's error does not name the rows whose numbers are too large, so look at each row.
     except pa.ArrowInvalid:
         return map_rows(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
     return Result(integers, _failures(values, is_number))
@@ -392,7 +392,7 @@ def _to_date(values: pa.Array, to: str) -> Result:
     if pc.all(pc.match_substring_regex(values, _ISO_DATE)).as_py() in (True, None):
         try:
             return Result(values.cast(pa.date32()))
-        # A text, such as February 30, is not a date.
+        # A text has the form of a date, but there is no such date, for example February 30.
         except pa.ArrowInvalid:
             pass
     days = map_rows(_days, [values], pa.int32(), len(values))

@@ -111,7 +111,7 @@ class _Evaluation:
         expression: TypedExpression,
         arguments: list[Result],
     ) -> Mask | None:
-        """The rows in which an argument fails, and Spark would compute it."""
+        """The rows in which an argument fails that Spark would compute."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))
@@ -211,7 +211,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
         chosen = evaluation.convert(results[count], kind)
     else:
         chosen = Result(pa.scalar(None, arrow_type(kind)))
-    # From the last condition to the first, so that the first condition that is true decides.
+    # Go from the last condition to the first, so that the first condition that is true decides.
     for condition, result in zip(reversed(conditions), reversed(results[:count]), strict=True):
         value = evaluation.convert(result, kind)
         chosen = _choose(evaluation, evaluation.result(condition), value, chosen)
@@ -220,7 +220,7 @@ def _case(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     *earlier, chosen = evaluation.arguments(expression)
-    # From the last value to the first, so that the first value that is not null is chosen.
+    # Go from the last value to the first, so that the first value that is not null is chosen.
     for argument in reversed(earlier):
         is_valid = Result(pc.is_valid(argument.values), argument.failed)
         chosen = _choose(evaluation, is_valid, Result(argument.values), chosen)
@@ -275,7 +275,8 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.In: _in,
     PYTHON: _python,
 }
-"""Expressions that do not compute all of their arguments for each row."""
+"""Expressions that use more of the evaluation than the values of all arguments: its columns, its
+Python functions, or the choice of the rows for which an argument is computed."""
 
 
 # -- Comparisons

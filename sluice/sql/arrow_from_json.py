@@ -45,7 +45,7 @@ def _declared(kind: pa.DataType) -> Any:
         for number, field in enumerate(kind):
             if (inner := _declared(field.type)) is None:
                 return None
-            # A name in JSON need not be a name in Python.
+            # A name in JSON may be invalid in Python, so the Python names are numbered.
             members.append((f"f{number}", inner | None, msgspec.field(default=None, name=field.name)))
         return msgspec.defstruct("Object", members, gc=False)
     if pa.types.is_list(kind):
@@ -65,7 +65,7 @@ _SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
     (pa.types.is_boolean, bool),
     (pa.types.is_decimal, Decimal),
 )
-"""The types that msgspec and Arrow read alike."""
+"""Check of a column's type → the Python type as which msgspec decodes values that Arrow then takes as they are."""
 
 
 @cache

@@ -31,7 +31,7 @@ def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Re
         return Result(plain(left, right))
     try:
         return Result(checked(left, right))
-    # Arrow's error does not name the row that overflows.
+    # Arrow's error does not name the row that overflows, so compute row by row.
     except pa.ArrowInvalid:
         return map_rows(lambda a, b: _in_range(exact(a, b), kind), [left, right], wanted, count)
 

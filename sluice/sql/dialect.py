@@ -22,7 +22,10 @@ class SparkSQL(Spark):
         STRING_ESCAPES = [*Spark.Tokenizer.STRING_ESCAPES, "'", '"']  # noqa: RUF012
 
     class Parser(Spark.Parser):  # type: ignore[valid-type, misc]
-        """Leaves the formats of times as the author wrote them. sqlglot would translate different formats alike."""
+        """Leaves the formats of times as the author wrote them.
+
+        sqlglot would translate formats, and could write two different formats as the same format.
+        """
 
         FUNCTIONS = {name: of for name, of in Spark.Parser.FUNCTIONS.items() if name.lower() not in UNTRANSLATED}  # noqa: RUF012
 

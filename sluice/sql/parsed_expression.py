@@ -51,8 +51,8 @@ class ParsedExpression:
     def on_results(self, results: Mapping[str, str]) -> str:
         """The same expression with every name of an intermediate result replaced by `results[name]`.
 
-        The author did not choose such a name. A field of the result that would be named after it is numbered, as in
-        Spark: `col1`.
+        The author did not choose the names of intermediate results. If Spark would name a field of
+        the result after an intermediate result, the field gets a number instead, such as `col1`.
         """
         return self._replaced(results, lambda _, naming: naming.number)
 
@@ -122,7 +122,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 
 
 def _with_backticks(text: str) -> str:
-    """The text with backticks around words such as `größe`: sqlglot, unlike Spark, parses them without backticks."""
+    """The text with backticks around words such as `größe`. Spark requires these backticks, sqlglot does not."""
     out, end = [], 0
     with suppress(SqlglotError):
         for token in tokens_of(text):

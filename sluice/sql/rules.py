@@ -120,9 +120,9 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function with these types.
+    """A function whose result has the type `result`, and whose arguments are converted to `operands`.
 
-    `of_any`: the function also takes values of all other types. Their conversion cannot fail.
+    `of_any`: the function also takes values of all other types, and never fails to convert them.
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -335,7 +335,7 @@ def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     if not kind or not is_decimal(kind):
         return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
     (p1, s1), (p2, s2) = _operands_digits(node, kinds)
-    # Spark's rule for quotients of decimals, which has at least 6 digits after the point.
+    # As in Spark, a quotient of decimals has at least 6 digits after the point.
     scale = max(6, s1 + p2 + 1)
     quotient = decimal(p1 - s1 + s2 + scale, scale)
     return Signature(quotient, (decimal(p1, s1), decimal(p2, s2)), fails=True)

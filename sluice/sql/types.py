@@ -60,7 +60,10 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def common_type(kinds: Iterable[str]) -> str:
-    """The type to which Spark converts values of these types; an empty text if unknown, or if it can fail."""
+    """The type to which Spark converts values of these types.
+
+    An empty text if the type is unknown, or if the conversion can fail.
+    """
     different = {kind for kind in kinds if kind != VOID}
     if not different:
         return VOID
