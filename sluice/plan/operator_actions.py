@@ -215,7 +215,7 @@ def claims_old_values(table: nodes.Node) -> bool:
     match table:
         case nodes.Aggregate(parent=parent):
             return not nodes.is_table(parent)
-        case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Suppress():
+        case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Apply() | nodes.Suppress():
             return claims_old_values(table.parent)
         case nodes.Join(left=left, right=right, kind="table-table"):
             return claims_old_values(left) or claims_old_values(right)
@@ -252,6 +252,10 @@ def _follows_filter(node: nodes.Node) -> bool:
     # As in Kafka Streams, a filtered versioned table always sends its tombstones, because they are versions too.
     if nodes.history_of(node) is not None:
         return False
-    while isinstance(node, nodes.Select | nodes.MapValues):
+    while isinstance(node, nodes.Select | nodes.MapValues | nodes.Apply) and not _is_filter(node):
         node = node.parent
-    return isinstance(node, nodes.Filter)
+    return _is_filter(node)
+
+
+def _is_filter(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Filter) or (isinstance(node, nodes.Apply) and node.gives == "condition")

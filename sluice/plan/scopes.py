@@ -268,12 +268,16 @@ class Scopes:
         condition, name = sqls["where"], f"n{node.number}"
         if nodes.is_table(node):
             # A row that no longer passes the filter is deleted from the filtered table.
-            sql = f"({self.columns.read_null(scope)} OR NOT coalesce({condition}, false))"
-            scope = self._next_layer_with(scope, Column(name, sql, node.number))
-            scope = replace(scope, is_null=name)
-            return self.columns.null_removed_rows(scope)
+            return self._without_rows(node, scope, f"NOT coalesce({condition}, false)")
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
+
+    def _without_rows(self, node: nodes.Node, scope: Scope, is_removed: str) -> Scope:
+        """The scope of a table's rows without those for which a condition is true."""
+        name = f"n{node.number}"
+        sql = f"({self.columns.read_null(scope)} OR {is_removed})"
+        scope = self._next_layer_with(scope, Column(name, sql, node.number))
+        return self.columns.null_removed_rows(replace(scope, is_null=name))
 
     def _rekeyed(self, node: nodes.Node, scope: Scope, sql: str) -> Scope:
         name = f"key{node.number}"
@@ -334,19 +338,29 @@ class Scopes:
             returns,
             node.batch,
         )
-        self.columns.functions.append(function)
+        # A table's function is called for records, and for the old and new rows that an operator sends.
+        if function not in self.columns.functions:
+            self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
         if nodes.window_of(node.parent) is not None:
             key = windowed_key_sql(key)
         name = f"r{node.number}"
         self.columns.register_failure(scope, node, f"{name}.error")
         depth, condition = self.columns.call_depth(scope)
+        of_table = nodes.is_table(node)
+        if of_table:
+            condition = f"({condition} AND NOT {self.columns.read_null(scope)})"
         call = f"python_{node.number}({condition}, {key}, {self.columns.json(scope, condition)})"
         self.columns.add(scope.stage, depth, Column(name, call, node.number))
         after = replace(scope, depth=depth, passed=f"({scope.passed} AND {name}.error IS NULL)")
         match node.gives:
             case "nothing":
                 return after
+            case "condition" if of_table:
+                return self._without_rows(node, after, f"NOT coalesce({name}.value = 'true', false)")
+            case "value" if of_table:
+                results = replace(self._function_results(node, after, name), is_null=scope.is_null)
+                return self._without_rows(node, results, f"coalesce({name}.value, 'null') = 'null'")
             case "condition":
                 passed = f"coalesce({after.passed} AND {name}.value = 'true', false)"
                 return replace(after, passed=passed)
@@ -478,8 +492,8 @@ class Scopes:
 
 def _is_topic_table(node: nodes.Node) -> bool:
     """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
-    while isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues):
-        node = node.parent
+    while nodes.computes_rows(node):
+        (node,) = nodes.parents(node)
     return isinstance(node, nodes.ToTable) and node.has_rows_of_records
 
 

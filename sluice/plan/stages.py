@@ -356,7 +356,7 @@ def _passes_on_old_values(node: nodes.Node, table: nodes.Node) -> bool:
     """Whether the results of a node have old values that come from the old values of an input table."""
     if isinstance(node, nodes.Join):
         return node.kind == "table-table" and claims_old_values(table)
-    return isinstance(node, nodes.Filter | nodes.Select | nodes.MapValues | nodes.Suppress)
+    return nodes.computes_rows(node) or isinstance(node, nodes.Suppress)
 
 
 def _is_only_for_old(node: nodes.Node) -> bool:
@@ -372,8 +372,8 @@ def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
     if not isinstance(node, nodes.Join) or node.kind != "table-table":
         return False
     own, other = (node.left, node.right) if side == LEFT else (node.right, node.left)
-    while isinstance(own, nodes.Filter | nodes.Select | nodes.MapValues):
-        own = own.parent
+    while nodes.computes_rows(own):
+        (own,) = nodes.parents(own)
     return own in nodes.upstream(other)
 
 

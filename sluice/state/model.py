@@ -141,7 +141,10 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
     due: int | None = None
-    """When the earliest timer on the wall clock is due, epoch ms; None without a timer."""
+    """When the next batch without records has something to do, epoch ms; None if it has nothing to do.
+
+    It fires timers on the wall clock, deletes rows that expire by it, or sends results for which stream time goes on.
+    """
 
     @property
     def outputs(self) -> frozenset[str]:

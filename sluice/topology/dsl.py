@@ -1663,14 +1663,50 @@ class Table(Handle[V]):
         kind = self.shape.kind
         return Stream(self.pipeline, node, Shape({"kind": "STRING", "old": kind, "new": kind}))
 
-    def filter(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which the SQL condition is true; delete a row when the condition becomes false."""
+    @overload
+    def filter(
+        self,
+        where: str | Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    @overload
+    def filter(
+        self,
+        where: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
+        """Keep the rows for which an SQL condition, or a Python function, is true; delete a row that it is false for.
+
+        A function is called for the new row of each change, and again for the old row if a later step needs it, so it
+        must always return the same for the same row.
+        """
+        if not isinstance(where, str):
+            return self._of_stream(self._as_stream().filter(where, on_error=on_error))
         self._require_expression(where, "filter", "condition")
         node = self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
         return Table(self.pipeline, node, self.shape, self.contract)
 
-    def filter_not(self, where: str, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which the SQL condition is not true."""
+    @overload
+    def filter_not(
+        self,
+        where: str | Callable[[V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    @overload
+    def filter_not(
+        self,
+        where: Callable[[Key, V], object],
+        *,
+        on_error: OnError | None = None,
+    ) -> Table[V]: ...
+    def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
+        """Keep the rows for which an SQL condition, or a Python function, is not true."""
+        if not isinstance(where, str):
+            return self._of_stream(self._as_stream().filter_not(where, on_error=on_error))
         self._require_expression(where, "filter_not", "condition")
         return self.filter(f"NOT coalesce({where}, FALSE)", on_error=on_error)
 
@@ -1686,11 +1722,66 @@ class Table(Handle[V]):
         node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
         return Table(self.pipeline, node, Shape(types))
 
-    def map_values(self, value: str, *, on_error: OnError | None = None) -> Table[Any]:
-        """Replace the value with the result of an SQL expression; later SQL reads it as `value`."""
+    @overload
+    def map_values(
+        self,
+        value: str | Callable[[V], Any],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]: ...
+    @overload
+    def map_values(
+        self,
+        value: Callable[[Key, V], Any],
+        *,
+        returns: None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]: ...
+    @overload
+    def map_values(
+        self,
+        value: Callable[[V], R | None],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    @overload
+    def map_values(
+        self,
+        value: Callable[[Key, V], R | None],
+        *,
+        returns: type[R],
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    def map_values(
+        self,
+        value: str | Function,
+        *,
+        returns: Contract | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]:
+        """Replace the value with the result of an SQL expression, which later SQL reads as `value`, or of a function.
+
+        `returns` is the type of a Python function's result. A function that returns None deletes the row. It is called
+        for the new row of each change, and again for the old row if a later step needs it, so it must always return
+        the same for the same row.
+        """
+        if not isinstance(value, str):
+            stream: Any = self._as_stream()
+            return self._of_stream(stream.map_values(value, returns=returns, on_error=on_error))
+        if returns is not None:
+            raise TopologyError(f"{self._where('map_values')}: returns= is only allowed with a Python function.")
         self._require_expression(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
+
+    def _as_stream(self) -> Stream[V]:
+        """A stream of the table's rows, whose methods add the same nodes for Python functions."""
+        return Stream(self.pipeline, self.node, self.shape, self.contract)
+
+    def _of_stream(self, stream: Stream[R]) -> Table[R]:
+        return Table(self.pipeline, stream.node, stream.shape, stream.contract)
 
     def group_by(self, key: str) -> GroupedTable[V]:
         """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.

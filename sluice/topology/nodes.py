@@ -472,10 +472,15 @@ def is_table(node: Node) -> bool:
             # In Kafka Streams, a stream that joins a table stays a stream; only
             # a join of two tables is a table.
             return kind in ("table-table", "foreign-key", "lookup")
-        case Filter(parent=parent) | Select(parent=parent) | MapValues(parent=parent):
-            return is_table(parent)
+        case Filter() | Select() | MapValues() | Apply():
+            return is_table(node.parent)
         case _:
             return False
+
+
+def computes_rows(node: Node) -> bool:
+    """Whether each row of a node's table is computed from one row of its input, without a state."""
+    return isinstance(node, Filter | Select | MapValues | Apply) and is_table(node)
 
 
 def known_name(node: Node) -> str:
@@ -541,7 +546,7 @@ def history_of(table: Node) -> int | None:
     match table:
         case ToTable(history_ms=history_ms) | Aggregate(history_ms=history_ms):
             return history_ms
-        case Filter() | Select() | MapValues():
+        case Filter() | Select() | MapValues() | Apply():
             return history_of(table.parent) if is_table(table) else None
         case _:
             return None

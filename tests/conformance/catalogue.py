@@ -377,6 +377,7 @@ def _all_steps() -> Iterator[Step]:
     yield Step("diamond", "stream", "stream", _diamond)
     yield Step("deduplicate", "stream", "stream", _deduplicate)
     yield Step("map by a function", "stream", "stream", double)
+    yield Step("table map by a function", "table", "table", double)
     yield Step("process", "stream", "stream", _process)
     yield Step("process_values", "stream", "stream", _process_values)
     yield Step("punctuate", "stream", "stream", _punctuate)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.conformance.model.expressions import SIZES, Expression, evaluate, text
 from tests.conformance.model.flow import Key, Record, Stream, computed, plain
-from tests.conformance.model.tables import Stored
+from tests.conformance.model.tables import MappedTable, Stored
 
 
 @dataclass(kw_only=True)
@@ -17,12 +17,25 @@ class Doubled(Stream):
     """A map by a function."""
 
     def process(self, record: Record) -> None:
-        if record.value is None:
-            self.send(record)
-            return
-        n = record.value["n"]
-        doubled = record.value | {"n": None if n is None else n * 2 % SIZES}
-        self.send(Record(record.key, doubled, record.time))
+        self.send(Record(record.key, doubled(record.value), record.time, record.headers))
+
+
+@dataclass(kw_only=True)
+class DoubledTable(MappedTable):
+    """A table that a function maps."""
+
+    value: Expression = field(default_factory=list)
+
+    def _mapped(self, key: Key, value: Any) -> Any:
+        return doubled(value)
+
+
+def doubled(value: Any) -> Any:
+    """What the function returns for a value."""
+    if value is None:
+        return None
+    n = value["n"]
+    return value | {"n": None if n is None else n * 2 % SIZES}
 
 
 @dataclass(kw_only=True)

@@ -178,6 +178,8 @@ class Topology:
                 return tables.FilteredTable(where=node["where"], wanted=op == "filter", **about)
             case "map_values":
                 return tables.MappedTable(value=node["value"], **about)
+            case "double":
+                return keyed.DoubledTable(**about)
             case "to_stream":
                 keeps_window = node.get("keep_window", False)
                 is_rekeyed = parent.window is not None and not keeps_window
