@@ -31,7 +31,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
-from sluice.topology.serdes import Serde
+from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
     Duration,
@@ -45,6 +45,7 @@ from sluice.topology.window_definitions import (
     within,
 )
 from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.changes import Change, debezium_key
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import (
     EpochMicros,
@@ -77,6 +78,7 @@ __all__ = [
     "WALL_CLOCK",
     "AsyncClient",
     "CalendarWindow",
+    "Change",
     "Client",
     "CogroupedStreams",
     "Column",
@@ -123,6 +125,8 @@ __all__ = [
     "Windowed",
     "WindowedStream",
     "custom_windows",
+    "debezium",
+    "debezium_key",
     "epoch_ms",
     "epoch_s",
     "epoch_us",

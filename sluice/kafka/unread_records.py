@@ -15,6 +15,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.kafka.brokers import ANSWER_SECONDS
+from sluice.values.topic_patterns import is_pattern, named_or_matching
 
 _MISSING_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 Offsets = dict[str, dict[int, int]]
@@ -45,8 +46,12 @@ class Lag:
         return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """The topics that do not exist, sorted."""
-        return sorted({*topics} - self.ends.keys())
+        """The topics that do not exist, sorted: patterns that match no topic, and topics that were read, too."""
+        topics = [*topics]
+        read = named_or_matching(topics, self.positions)
+        patterns = [topic for topic in topics if is_pattern(topic)]
+        unmatched = [pattern for pattern in patterns if not named_or_matching([pattern], self.ends)]
+        return sorted({*read, *unmatched} - self.ends.keys())
 
     @property
     def held_ends(self) -> Offsets:
@@ -85,7 +90,8 @@ class Lag:
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
         """The lag of one pipeline, from this lag, which has the topics of several pipelines."""
-        ends = {topic: self.ends[topic] for topic in topics if topic in self.ends}
+        read = named_or_matching(topics, self.ends)
+        ends = {topic: self.ends[topic] for topic in read if topic in self.ends}
         return Lag(ends, positions, self.begins, self.full_ends)
 
     def still_held(self, later: Lag) -> Lag:
@@ -118,8 +124,8 @@ class Lag:
 def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> Lag:
     """The lag of a pipeline that has read its topics up to `positions`.
 
-    Topics that do not exist are omitted. Raises KafkaException or TimeoutError if no broker
-    answers.
+    `topics` are names and patterns. Topics that do not exist are omitted. Raises KafkaException or
+    TimeoutError if no broker answers.
     """
     partitions = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
@@ -137,10 +143,16 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
 def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
     """The partitions of the topics that exist.
 
-    Only these topics are asked for, however many the cluster has.
+    Without a pattern, only these topics are asked for, however many the cluster has.
     """
     partitions: list[TopicPartition] = []
-    futures = admin.describe_topics(TopicCollection([*topics]), request_timeout=ANSWER_SECONDS)
+    names = [*topics]
+    if any(map(is_pattern, names)):
+        names = named_or_matching(names, admin.list_topics(timeout=ANSWER_SECONDS).topics)
+    # The client refuses an empty list.
+    if not names:
+        return []
+    futures = admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
     for name, future in futures.items():
         try:
             described = future.result(ANSWER_SECONDS)

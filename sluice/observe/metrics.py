@@ -96,7 +96,7 @@ def gauges(
     current = figures.generations.get(pipeline)
     if current is not None:
         for topic in current.topics:
-            is_there = lag is not None and topic in lag.ends
+            is_there = lag is not None and not lag.missing([topic])
             yield Measurement("source_up", is_there, (("topic", topic),))
         batch = figures.newest_batch(pipeline)
         if batch is not None:

@@ -170,7 +170,7 @@ class ChangedStores:
                 f"{_names(added)} of {name} would not fit {_names(upstream)}, which also counts deleted records.",
                 next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
             )
-        rebuild = Rebuild(self.spark, job, self.settings, self.from_topics)
+        rebuild = Rebuild(self.spark, job, self.settings, self.from_topics).with_topics(ledger, lease.ref)
         for generation in ledger.generations.numbers(lease.ref.pipeline):
             begun = ledger.generations.get(structs.replace(lease.ref, generation=generation))
             if (
@@ -239,7 +239,8 @@ class ChangedStores:
             # The workers of the computed generation may have moved since it was begun.
             part = ComputedStores(part.job, computed)
         ref = ledger.generations.new(old.pipeline)
-        new = self._info(ledger, self.job, ref.generation)
+        # The kept state has read the topics that match patterns in the old generation's order.
+        new = structs.replace(self._info(ledger, self.job, ref.generation), topics=old.topics)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as new_lease:
             merge = Merge(self.job, old, part, new, changes)

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.publish.target_tables import databases_of
 from sluice.engine.publish.transaction import Writer, fence, read_markers
+from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.replay_offsets import (
     ends_of,
     limit_to_ranges,
@@ -80,22 +81,23 @@ class Rebuild:
         name, begun = self.job.pipeline.name, time.monotonic()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
+            rebuilding = self.with_topics(ledger, old)
             # An earlier rebuild that was killed has left its generation.
             drop_other_generations(ledger, self.job, lease.row, self.settings)
-            sources, now = self._sources(ledger, old)
-            history = self._history(ledger, old, sources, now)
+            sources, now = rebuilding._sources(ledger, old)
+            history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
             # A worker may move meanwhile. The promotion then fails, because the new shards would be
             # at the old place.
             places = ledger.placements.epochs(name)
-            self.build(new, history.published)
+            rebuilding.build(new, history.published)
             # Compare the state before the unpublished batch is built, because that batch has no
             # published checksums.
             self._compare(ledger, old, new, history)
             # The output of this batch is written already, so the next run must not read its records
             # again.
-            self.build(new, history.unpublished)
+            rebuilding.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
             ledger.generations.promote(new, lease.row, self.settings.run, note, places=places)
@@ -115,8 +117,9 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger:
             with self._current(ledger) as lease:
                 old = lease.ref
-                new, steps = self.begin_beside(ledger, lease, span)
-            self.build(new, steps)
+                rebuilding = self.with_topics(ledger, old)
+                new, steps = rebuilding.begin_beside(ledger, lease, span)
+            rebuilding.build(new, steps)
         log.info(
             "generation built",
             pipeline=old.pipeline,
@@ -179,9 +182,10 @@ class Rebuild:
                 return lease.ref.generation
             old, new = lease.ref, replayed_generation(ledger, lease.ref)
             places = ledger.placements.epochs(old.pipeline)
-            history = self.steps_since(ledger, old, new)
-            self.build(new, history.published)
-            self.build(new, history.unpublished)
+            rebuilding = self.with_topics(ledger, old)
+            history = rebuilding.steps_since(ledger, old, new)
+            rebuilding.build(new, history.published)
+            rebuilding.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
             ledger.generations.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
         log.info(
@@ -197,6 +201,14 @@ class Rebuild:
         if ledger.generations.current_number(name) is None:
             raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
         return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
+
+    def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
+        """The rebuild of a job that knows the topics that match its patterns.
+
+        A topic that the old generation has read and that is gone is among them, unless `from_topics`.
+        """
+        known = None if self.from_topics else old
+        return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, known))
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
         return divide_records(self.job, self.settings.kafka, begin, target, self.settings.max_records)

@@ -75,7 +75,8 @@ class Row(msgspec.Struct):
     """The record's own key, if `key` is another key. These operators get both keys: the left side
     of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
     aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
-    the record's original value here, as JSON, and sends it to this topic if the record is late."""
+    the record's original value here, as JSON, and sends it to this topic if the record is late.
+    Steps that set the time or the headers of records, or apply changes, get these as JSON."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 

@@ -31,6 +31,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
 from sluice.values.sink_tables import DeltaTable, PostgresTable
+from sluice.values.topic_patterns import named_or_matching
 
 Lineage: TypeAlias = OperatorLineage[Dataset, RunFacet]
 
@@ -94,7 +95,8 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
         read[source.topic] += source.read
     facet = input_statistics_input_dataset.InputStatisticsInputDatasetFacet
     inputs: list[Dataset] = []
-    for topic in dict.fromkeys(job.topics):
+    # The audits have the topics that a run has found for a pattern.
+    for topic in named_or_matching(job.topics, read):
         # Before the run has published anything, the numbers are unknown rather than zero.
         facets: dict[str, InputDatasetFacet] = {}
         if audits:

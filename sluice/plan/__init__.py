@@ -20,6 +20,7 @@ from sluice.plan.operator_actions import is_of_processor
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator, result_column
 from sluice.plan.planner import load_plan, plan
 from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, SourceField, Step
+from sluice.plan.topic_matching import matched_job
 
 __all__ = [
     "STORE",
@@ -50,6 +51,7 @@ __all__ = [
     "explain",
     "is_of_processor",
     "load_plan",
+    "matched_job",
     "plan",
     "result_column",
 ]

@@ -17,7 +17,9 @@ def explain(plan: Plan) -> str:
         f"pipeline {plan.pipeline.name}: {counted(plan.pipeline.workers, 'worker')}, "
         f"one streaming query with {_summary(job)}"
     ]
-    lines += [f"  reads   {source.topic} as {source.contract_name}" for source in job.streams]
+    for source in job.streams:
+        topics = f"{source.topic}, at most {counted(source.most_topics, 'topic')}," if source.pattern else source.topic
+        lines.append(f"  reads   {topics} as {source.contract_name}")
     lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
     why = why_spark(job)
     lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")

@@ -5,8 +5,8 @@ A plan is picklable data and contains everything that the engine needs, so it do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
@@ -97,6 +97,50 @@ class Job:
     def topics_by_source(self) -> dict[int, str]:
         """Number of a stream's source → its topic."""
         return {source.number: source.topic for source in self.streams}
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of the topics that the job reads."""
+        return tuple(dict.fromkeys(source.pattern for source in self.streams if source.pattern is not None))
+
+    @property
+    def unmatched_patterns(self) -> Mapping[str, int]:
+        """The patterns whose topics are not known yet, each with the largest number of topics that it may match."""
+        return {source.topic: source.most_topics for source in self.streams if source.topic == source.pattern}
+
+    @property
+    def matched_topics(self) -> tuple[str, ...]:
+        """The topics that patterns match."""
+        return tuple(source.topic for source in self.streams if source.pattern not in (None, source.topic))
+
+    @property
+    def topics_and_patterns(self) -> tuple[str, ...]:
+        """The patterns of topics, and all topics that the job reads."""
+        return tuple(dict.fromkeys((*self.patterns, *self.topics)))
+
+    def matching(self, topics_by_pattern: Mapping[str, Sequence[str]]) -> Job:
+        """The job with a source for each topic that a pattern matches, numbered in the order of the topics."""
+
+        def matched(topics: Sequence[str]) -> tuple[str, ...]:
+            return tuple(chain.from_iterable(topics_by_pattern.get(topic, [topic]) for topic in topics))
+
+        streams: list[Source] = []
+        for source in self.streams:
+            for number, topic in enumerate(matched([source.topic]), source.number):
+                streams.append(replace(source, number=number, topic=topic))
+        groups = [replace(group, topics=matched(group.topics)) for group in self.groups]
+        operators: list[PlannedOperator] = []
+        for operator in self.operators:
+            edges = tuple([replace(edge, topics=matched(edge.topics)) for edge in operator.edges])
+            operators.append(replace(operator, topics=matched(operator.topics), edges=edges))
+        edges_after = [replace(edge, topics=matched(edge.topics)) for edge in self.edges]
+        return replace(
+            self,
+            streams=tuple(streams),
+            groups=tuple(groups),
+            operators=tuple(operators),
+            edges=tuple(edges_after),
+        )
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -196,7 +240,7 @@ class Job:
         numbers = {function.number for function in self.functions}
         for source in (*self.streams, *(table.source for table in self.tables)):
             if source.decode or source.key_decode:
-                numbers.add(source.number)
+                numbers.add(source.step)
         for operator in self.operators:
             if isinstance(operator.action, PythonAggregate | Process | Call):
                 numbers.add(operator.number)

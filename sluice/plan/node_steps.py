@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sluice.errors import TopologyError
 from sluice.plan.job_columns import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
 from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
+from sluice.topology.graph import Graph
 from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference, reference
+from sluice.values.topic_patterns import is_pattern
+
+MOST_SOURCES = 1_023
+"""The largest number of a source, because a record's position has ten bits for it."""
 
 
 def step_of(node: nodes.Node) -> Step:
@@ -29,8 +35,40 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
     return tuple(source.topic for source in nodes.sources_of(node))
 
 
-def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[str] = ()) -> Source:
-    """A source topic. The job reads the values of the fields `read`, and the fields `keys` as the texts of keys."""
+def source_number(pipeline: Graph, node: nodes.Source) -> int:
+    """The number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
+
+    Topics that match a pattern have numbers behind those of all steps: `most_topics` numbers for each pattern.
+    Raises TopologyError if the numbers do not suffice.
+    """
+    if not is_pattern(node.topic):
+        return node.number
+    number = len(pipeline.whole.nodes)
+    for source in pipeline.whole.nodes:
+        if source is node:
+            break
+        if isinstance(source, nodes.Source) and is_pattern(source.topic):
+            number += source.most_topics
+    if number + node.most_topics > MOST_SOURCES:
+        raise TopologyError(
+            f"{pipeline.name}: stream {node.topic} at {node.at}: max_topics={node.most_topics} is too large: all "
+            f"steps, and all topics that patterns may match, are more than {MOST_SOURCES}.",
+            next_step="Write a smaller max_topics=, or divide the topics among several pipelines.",
+        )
+    return number
+
+
+def source_of(
+    node: nodes.Source,
+    read: Collection[str] = (),
+    keys: Collection[str] = (),
+    *,
+    number: int | None = None,
+) -> Source:
+    """A source topic. The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
+
+    `number` is the source's number in the column `_source`, by default the number of its step.
+    """
     serde, event_time = node.serde, node.event_time
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
     values: list[SourceField] = []
@@ -41,7 +79,8 @@ def source_of(node: nodes.Source, read: Collection[str] = (), keys: Collection[s
     # The fields are collected by column, because a text field's value and key text are in one column.
     fields = {field.column: field for field in (*own, *values, *texts)}
     return Source(
-        number=node.number, topic=node.topic, kind=node.kind,
+        number=node.number if number is None else number, step=node.number, topic=node.topic,
+        pattern=node.topic if is_pattern(node.topic) else None, most_topics=node.most_topics, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
         is_object=not node.shape.scalar, decode=reference(serde.decode), key=node.key,
         key_decode=reference(node.key_decode),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
+from sluice.errors import TopologyError
 from sluice.operators.base import LEFT
+from sluice.operators.changed_rows import ChangedRows
 from sluice.operators.changes import Changes
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.lateness import WindowLateness
+from sluice.operators.record_metadata import SetMetadata
 from sluice.plan.definitions import declared
 from sluice.plan.operator_parameters import (
     Action,
@@ -26,10 +30,14 @@ from sluice.plan.operator_parameters import (
 )
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
+from sluice.plan.value_types import types_after
+from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.serdes import shape_of
 from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.record_metadata import METADATA
 from sluice.values.references import Reference, reference
+from sluice.values.sql_text import is_null, value_json
 from sluice.values.windows import CountWindow, JoinWindow, SlidingWindow
 
 _FIRST_PROCESSOR_GROUP = 1 << 30
@@ -97,6 +105,10 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             )
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
+        case nodes.SetMetadata():
+            return _set_metadata(node)
+        case nodes.ChangedRows():
+            return ChangedRows(node.check_old)
         case nodes.Process():
             return _process(node)
         case nodes.Call():
@@ -152,6 +164,51 @@ def _process(node: nodes.Process) -> Process:
     )
 
 
+def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
+    """Raises TopologyError if an expression has a type that times or headers cannot have."""
+    types = types_after(node.parent) | METADATA
+    if node.time is not None:
+        kind = type_of(node.time, types)
+        advice = "timestamp_millis(...)" if kind else "CAST(... AS TIMESTAMP)"
+        _require_type(node, "_timestamp", kind, {"TIMESTAMP"}, advice)
+    headers: list[tuple[str, bool]] = []
+    for name, text in node.headers.items():
+        kind = "STRING" if is_null(text) else type_of(text, types)
+        _require_type(node, f"header {name!r}", kind, {"STRING", "BINARY"}, "CAST(... AS STRING)")
+        headers.append((name, kind == "BINARY"))
+    return SetMetadata(node.time is not None, tuple(headers))
+
+
+def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], advice: str) -> None:
+    if kind not in allowed:
+        expected = " or ".join(sorted(allowed))
+        raise TopologyError(
+            f"{node.name} at {node.at}: {name} must be {expected}, and is {kind or 'of an unknown type'}.",
+            next_step=f"Convert it, for example with {advice}.",
+        )
+
+
+def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
+    """SQL of the new time and headers as JSON, as `SetMetadata` reads them. `sqls`: name → SQL of the expression."""
+    types = types_after(node.parent) | METADATA
+    parts: list[str] = []
+    for name, text in metadata_texts(node).items():
+        if is_null(text):
+            parts.append("'null'")
+        elif type_of(text, types) == "BINARY":
+            parts.append(value_json(f"hex({sqls[name]})"))
+        else:
+            parts.append(value_json(sqls[name]))
+    values = ", ',', ".join(parts)
+    return f"concat('[', {values}, ']')"
+
+
+def metadata_texts(node: nodes.SetMetadata) -> dict[str, str]:
+    """The expressions of the new time and headers, in the order in which `SetMetadata` reads them."""
+    texts = {} if node.time is None else {"time": node.time}
+    return texts | {f"header{number}": text for number, text in enumerate(node.headers.values())}
+
+
 def _waiting_time(node: nodes.Suppress) -> int:
     """How many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
     window = nodes.window_of(node)
@@ -176,7 +233,7 @@ def waits_for_close(node: nodes.Node) -> bool:
             return kind == "stream-stream" or joins_versions(node)
         case nodes.ToTable():
             return not node.has_rows_of_records
-        case nodes.Call() | nodes.Lookup():
+        case nodes.Call() | nodes.Lookup() | nodes.SetMetadata() | nodes.ChangedRows():
             return False
         case nodes.Suppress() | nodes.Process() | nodes.StreamOperator():
             return True

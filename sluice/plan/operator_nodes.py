@@ -94,6 +94,10 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
             return "stores both sides and joins them in order"
         case nodes.Call() | nodes.Lookup():
             return "records the answers with the worker's state"
+        case nodes.SetMetadata():
+            return "sets the time or the headers of records"
+        case nodes.ChangedRows():
+            return "applies each key's changes in order"
         case nodes.Process() | nodes.StreamOperator():
             return "needs each key's records in order"
         case _:
@@ -115,7 +119,7 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "counts each key's records in order"
     if isinstance(window, CustomWindow):
         return "a Python function gives the windows of each record"
-    if window is not None and len(topics_of(node)) > 1:
+    if window is not None and (len(topics_of(node)) > 1 or nodes.reads_pattern(node)):
         return "windows over several topics close when all topics have reached their end"
     if window is not None and not isinstance(window, TimeWindow):
         return f"{str(window).split('(')[0]} windows depend on the records"

@@ -136,6 +136,8 @@ class PlannedOperator:
     """The operator's definition as the author wrote it, with the declared types."""
     columns_read: frozenset[str] = frozenset()
     """The columns of the operator's results that later expressions read."""
+    reads_pattern: bool = False
+    """Whether the topics match a pattern, so that the next run may read more of them."""
 
     @property
     def number(self) -> int:
@@ -204,7 +206,7 @@ class PlannedOperator:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
         # The sides of a join, and cogrouped streams, share a stream time, so no task of one topic
         # knows it. Rows from another stage have passed through a shuffle.
-        if self.is_stream_join or len(self.topics) > 1 or len(self.edges) > 1:
+        if self.is_stream_join or len(self.topics) > 1 or self.reads_pattern or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)
 

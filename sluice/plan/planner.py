@@ -10,7 +10,7 @@ from sluice.plan.aggregation_groups import ChangeSink
 from sluice.plan.definitions import functions_of
 from sluice.plan.groups import change_sink, plan_groups
 from sluice.plan.job import Job, Plan, PlannedPipeline
-from sluice.plan.node_steps import LateSinks, sink_of, source_of, step_of
+from sluice.plan.node_steps import LateSinks, sink_of, source_number, source_of, step_of
 from sluice.plan.operator_nodes import combinable_aggregates
 from sluice.plan.outputs import Outputs
 from sluice.plan.scopes import Scopes
@@ -150,7 +150,7 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
         if source in read or source.kind == "stream" or (source.kind == "table" and is_part):
             fields = columns.fields_read.get(source.number, ())
             key_fields = columns.key_fields_read.get(source.number, ())
-            streams.append(source_of(source, fields, key_fields))
+            streams.append(source_of(source, fields, key_fields, number=source_number(pipeline, source)))
     return tuple(streams)
 
 

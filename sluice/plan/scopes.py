@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sluice.plan.cogroups import column_of, slots_of, types_of
 from sluice.plan.job_columns import JobColumns, column_name
 from sluice.plan.layers import Column, Transformation
+from sluice.plan.node_steps import source_number
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
@@ -23,6 +24,7 @@ from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, quoted, value_if
+from sluice.values.topic_patterns import is_pattern
 from sluice.values.windowed_keys import windowed_key_sql
 
 _VALUE_IS_NULL = "(value IS NULL)"
@@ -157,7 +159,14 @@ class Scopes:
         if node.key is not None:
             columns["_key"] = f"key{node.number}"
         is_null = "_null" if node.nulls == "keep" else "false"
-        return Scope(0, 1, f"(_source <=> {node.number})", columns, node.shape.scalar, is_null)
+        return Scope(0, 1, self._is_of_source(node), columns, node.shape.scalar, is_null)
+
+    def _is_of_source(self, node: nodes.Source) -> str:
+        """SQL of the condition that a record comes from a source."""
+        number = source_number(self.pipeline, node)
+        if not is_pattern(node.topic):
+            return f"(_source <=> {number})"
+        return f"coalesce(_source >= {number} AND _source < {number + node.most_topics}, false)"
 
     def _table_rows(self, scope: Scope) -> Scope:
         """The scope of a table's records, without records that have no key."""
@@ -245,6 +254,8 @@ class Scopes:
                 return Shape({"kind": "", "old": "", "new": ""})
             case nodes.Process():
                 return Shape.single()
+            case nodes.ChangedRows(shape=shape):
+                return shape
             case _:
                 scope = self.after(nodes.parents(node)[0])
                 return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)

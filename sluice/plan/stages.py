@@ -19,6 +19,8 @@ from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import (
     action_of,
     claims_old_values,
+    metadata_sql,
+    metadata_texts,
     needs_retractions,
     requires_value,
     waits_for_close,
@@ -32,7 +34,7 @@ from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.sql_text import literal
+from sluice.values.sql_text import literal, named_struct, struct_json
 from sluice.values.windowed_keys import windowed_key_sql
 
 
@@ -150,6 +152,7 @@ class StagePlanner:
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
             definition=step_definition(node),
+            reads_pattern=nodes.reads_pattern(node),
         )
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
@@ -196,12 +199,16 @@ class StagePlanner:
         expires_at = _expires_at(node, side)
         if expires_at is not None:
             texts["expires"] = expires_at
+        if isinstance(node, nodes.SetMetadata):
+            texts |= metadata_texts(node)
+        elif isinstance(node, nodes.ChangedRows):
+            texts |= {"kind": "kind", "old": "old", "new": "new"}
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
         own_key = self.columns.read(before, "_key")
         key = sqls.get("key", own_key)
         if nodes.is_keyed_by_window(node) and side != STORE:
             key = windowed_key_sql(key)
-        foreign = None if key_text is None else self._edge_foreign(node, before, own_key)
+        foreign = None if key_text is None else self._edge_foreign(node, before, own_key, sqls)
         if expires_at is not None:
             foreign = f"CAST({sqls['expires']} AS STRING)"
         values = self._edge_values(scope, sqls, functions if is_aggregate else None)
@@ -212,6 +219,11 @@ class StagePlanner:
             # record's stream and its value, which may be null.
             values = self._cogrouped_values(scope, side, values, is_json=is_json)
             is_null = is_null if requires_value(node, side) else "false"
+        scalar, unchanged_result = scope.scalar, None if is_aggregate or is_json else scope.unchanged_result
+        if isinstance(node, nodes.ChangedRows):
+            # The operator passes the new row on. It is null in a deletion.
+            values, is_null = (sqls["new"],), f"({is_null} OR {sqls['new']} IS NULL)"
+            scalar, unchanged_result = node.shape.scalar, None
         scope = self._scope_into(node, side, scope, parent)
         edge = Edge(
             target=node.number,
@@ -223,8 +235,8 @@ class StagePlanner:
             values=values,
             is_null=is_null,
             foreign=foreign,
-            scalar=scope.scalar,
-            unchanged_result=None if is_aggregate or is_json else scope.unchanged_result,
+            scalar=scalar,
+            unchanged_result=unchanged_result,
             is_json=is_json,
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
@@ -241,11 +253,22 @@ class StagePlanner:
         self._edge_scopes[edge.column] = scope
         return edge
 
-    def _edge_foreign(self, node: nodes.Node, before: Scope, own_key: str) -> str | None:
+    def _edge_foreign(
+        self,
+        node: nodes.Node,
+        before: Scope,
+        own_key: str,
+        sqls: Mapping[str, str],
+    ) -> str | None:
         """SQL of the column `foreign` of an edge into a node that computes a key.
 
-        The column has the record's own key or, for an aggregate of a stream, the value of a late record.
+        The column has the record's own key or, for an aggregate of a stream, the value of a late record. `sqls` has the
+        SQL of other steps' expressions: the new time and headers of a record, or the kind and the old row of a change.
         """
+        if isinstance(node, nodes.SetMetadata):
+            return metadata_sql(node, sqls)
+        if isinstance(node, nodes.ChangedRows):
+            return struct_json(named_struct({"kind": sqls["kind"], "old": sqls["old"]}))
         if not isinstance(node, nodes.Aggregate):
             return own_key
         if nodes.is_table(node.parent):

@@ -48,10 +48,21 @@ class SourceField:
 
 @dataclass(frozen=True)
 class Source:
-    """A topic that a job reads, and how to decode its records."""
+    """A topic that a job reads, and how to decode its records.
+
+    A plan has one source for all topics that match a pattern; `Job.matching` replaces it by a source per topic.
+    """
 
     number: int
+    """The number of the source in the column `_source`."""
+    step: int
+    """The number of the source's step."""
     topic: str
+    """The topic's name; before a run has looked for the topics, the pattern."""
+    pattern: str | None
+    """The pattern that the topic matches; None for a topic that the author has named."""
+    most_topics: int
+    """The largest number of topics that the pattern may match."""
     kind: Literal["stream", "table", "global_table"]
     contract: Reference | None
     """The type of the values; None for plain text."""

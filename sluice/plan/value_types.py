@@ -29,7 +29,9 @@ _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
 
 def _shape_after(node: nodes.Node) -> Shape:
     match node:
-        case nodes.Source() | nodes.Apply() | nodes.Branch() | nodes.FlatMapValues() | nodes.Call():
+        case (
+            nodes.Source() | nodes.Apply() | nodes.Branch() | nodes.FlatMapValues() | nodes.Call() | nodes.ChangedRows()
+        ):
             return node.shape
         case nodes.Transform(fields=fields):
             return Shape(fields)

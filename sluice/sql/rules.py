@@ -845,8 +845,11 @@ def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
 def path_element(node: exp.Expr) -> exp.Expr | None:
     """The position in SQL made by `row_order.element_sql`; None for any other expression."""
     try:
-        position: exp.Expr = node.this.this.this.this
+        position: object = node.this.this.this.this
     except AttributeError:
+        return None
+    # In other expressions, the name of a column may be at this place.
+    if not isinstance(position, exp.Expr):
         return None
     return position if node == tree_of(row_order.element_sql(text_of(position))) else None
 

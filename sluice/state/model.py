@@ -115,7 +115,8 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
-    """The topics that the pipeline reads."""
+    """The topics that the pipeline reads: its patterns first, and the topics that they match in the order in which runs
+    have found them."""
     operators: dict[str, str] = {}
     """The operators that keep a state per key: name → description of the state."""
     functions: dict[str, str] = {}

@@ -61,9 +61,17 @@ class LocalRun(PipedRun):
         query: ArrowQuery,
     ) -> None:
         super().__init__(job, settings, partitions)
-        self._query = query
+        self._settings = settings
         self._failed: BaseException | None = None
+        self._begin_with(query)
+
+    def _begin_with(self, query: ArrowQuery) -> None:
+        self._query = query
         self.begin(generation_info(self.storage, query.types), query.types)
+
+    def read_also(self, job: Job) -> None:
+        super().read_also(job)
+        self._begin_with(local_query(job, self._settings, self.partitions))
 
     def process(self, records: list[str]) -> None:
         # Like a query of Spark, a run that has failed does not go on with later records.

@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sluice.engine.batch.batch_start import BatchStart
@@ -70,6 +70,7 @@ class PipedRun:
         self.counts: Counter[str] = Counter()
         self.batch = -1
         self.lease = UncontestedLease()
+        self._declared_partitions = partitions
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
@@ -95,7 +96,14 @@ class PipedRun:
             identity=self.lease,
             partitions=self.partitions,
             destinations=Destinations(self.output, tables=table_sinks, headers_at=self.headers_at),
+            published=None if self.batch < 0 else self.batch,
         )
+
+    def read_also(self, job: Job) -> None:
+        """Continue with a job that has found further topics, as the next run of a pipeline does."""
+        self.job = job
+        self.storage = replace(self.storage, job=job)
+        self.partitions = dict.fromkeys(job.topics, 1) | dict(self._declared_partitions)
 
     def plan(self, batch: int, *, reads_records: bool = True) -> BatchStart:
         """Plan a batch. Returns its start, which its tasks need."""

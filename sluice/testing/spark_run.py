@@ -15,7 +15,7 @@ from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import EngineError
+from sluice.errors import EngineError, TopologyError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
@@ -90,11 +90,25 @@ class SparkRun(PipedRun):
         super().__init__(job, settings, partitions)
         self._spark = spark
         self._input = PipedInput(spark)
-        query = JobQuery(spark, self.storage, self._input, self.partitions, self.lease.epoch)
-        self.begin(query.info, query.frames.types)
+        self._home = settings.home
         self._start = Path(settings.home, "start")
         tell_tasks_by_file(spark.sparkContext, self._start)
-        self._query = query.start(self._publish, str(settings.home / "checkpoint"))
+        self._start_query()
+
+    def _start_query(self) -> None:
+        query = JobQuery(self._spark, self.storage, self._input, self.partitions, self.lease.epoch)
+        self.begin(query.info, query.frames.types)
+        self._query = query.start(self._publish, str(self._home / "checkpoint"))
+
+    def read_also(self, job: Job) -> None:
+        if self.batch >= 0:
+            raise TopologyError(
+                "A test driver on Spark reads no topic that comes after its first batch.",
+                next_step="Write a record to each topic before the first commit() and before results are read.",
+            )
+        self._query.stop()
+        super().read_also(job)
+        self._start_query()
 
     def process(self, records: list[str]) -> None:
         self.keep_headers(records)

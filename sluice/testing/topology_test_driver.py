@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from sluice.errors import TopologyError
-from sluice.plan import Job, plan
+from sluice.plan import Job, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
 from sluice.settings import Settings, settings
@@ -41,6 +41,7 @@ from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_text
 from sluice.values.pipeline_modules import require_no_task
 from sluice.values.sink_tables import connection_variable
+from sluice.values.topic_patterns import matches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,8 @@ _LONGEST_MS = 2**63 // 1_000
 class TopologyTestDriver:
     """Runs a pipeline under test; a context manager. All drivers of a process share one Spark session on two cores.
 
-    Topics have one partition by default; `partitions` maps topics to other numbers. Values of type str, bytes or None
+    Topics have one partition by default; `partitions` maps topics to other numbers. A topic that matches a pattern of
+    the pipeline exists once a test has written a record to it. Values of type str, bytes or None
     are written unchanged, other values as JSON.
 
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
@@ -106,8 +108,10 @@ class TopologyTestDriver:
         urls = {connection_variable(name): url for name, url in (connections or {}).items()}
         where = {"SLUICE_HOME": str(self.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
         self._settings = Settings.read({**where, **urls})
-        job = plan(pipeline).job
+        self._job = job = plan(pipeline).job
         self._topics = {*job.topics}
+        self._new_topics: list[str] = []
+        """Topics that match a pattern, and that the next batch reads for the first time."""
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
         self._records = PipedRecords()
@@ -144,12 +148,15 @@ class TopologyTestDriver:
 
         A key that is neither str nor bytes is written as its text.
         """
+        if topic not in self._topics and any(matches(pattern, topic) for pattern in self._job.patterns):
+            self._topics.add(topic)
+            self._new_topics.append(topic)
         if topic not in self._topics:
             raise TopologyError(
                 f"{self.pipeline.name} does not read a topic {topic!r}.",
                 next_step=f"It reads {', '.join(sorted(self._topics))}.",
             )
-        count = self._run.partitions[topic]
+        count = self._run.partitions.get(topic, 1)
         if not 0 <= partition < count:
             raise TopologyError(
                 f"{topic} has no partition {partition!r}; it has {count}, numbered from 0.",
@@ -175,6 +182,10 @@ class TopologyTestDriver:
         """Process the records that were piped since the last batch as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
+            if self._new_topics:
+                self._new_topics.clear()
+                known = self._run.job.matched_topics
+                self._run.read_also(matched_job(self._job, known, self._topics))
             before = len(self._dead_letters())
             self._run.process(waiting)
             _log_errors(self._dead_letters()[before:])

@@ -9,6 +9,7 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
+from sluice.values.topic_patterns import is_pattern
 
 # Characters that XML does not allow even when escaped.
 _NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
@@ -65,7 +66,7 @@ def detail(node: nodes.Node) -> str:
 def _detail(node: nodes.Node) -> str:
     match node:
         case nodes.Source():
-            return f"{node.serde.name}, event time {node.event_time or 'of the record'}"
+            return _source_detail(node)
         case nodes.Filter():
             return node.where
         case nodes.SelectKey():
@@ -86,10 +87,8 @@ def _detail(node: nodes.Node) -> str:
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
         case nodes.ToTable():
             return _table_detail(node)
-        case nodes.Sink(table=table) if table is not None:
-            return f"a row per {table.key}" if table.key else "a row per record"
-        case nodes.Sink(emit="latest"):
-            return "the latest change of each key and batch"
+        case nodes.Sink():
+            return _sink_detail(node)
         case nodes.Process(by=by, tables=tables):
             key = f"by {by}" if by else ""
             read = f"reads {', '.join(tables)}" if tables else ""
@@ -102,6 +101,11 @@ def _detail(node: nodes.Node) -> str:
 
 def _operator_detail(node: nodes.StreamOperator) -> str:
     match node:
+        case nodes.SetMetadata(time=time, headers=headers):
+            texts = headers if time is None else {"_timestamp": time, **headers}
+            return ", ".join(f"{name} = {sql}" for name, sql in texts.items())
+        case nodes.ChangedRows(check_old=str(check_old)):
+            return f"old rows checked: {check_old}"
         case nodes.Deduplicate():
             return f"{node.by} within {duration_text(node.within_ms)}"
         case nodes.Call(function=function):
@@ -121,6 +125,17 @@ def _table_detail(node: nodes.ToTable) -> str:
     if node.history_ms is not None:
         return f"with versions of {duration_text(node.history_ms)}"
     return "" if node.expiry is None else str(node.expiry)
+
+
+def _source_detail(node: nodes.Source) -> str:
+    read = f"{node.serde.name}, event time {node.event_time or 'of the record'}"
+    return f"{read}, at most {counted(node.most_topics, 'topic')}" if is_pattern(node.topic) else read
+
+
+def _sink_detail(node: nodes.Sink) -> str:
+    if node.table is not None:
+        return f"a row per {node.table.key}" if node.table.key else "a row per record"
+    return "the latest change of each key and batch" if node.emit == "latest" else ""
 
 
 def _aggregate_detail(node: nodes.Aggregate) -> str:

@@ -51,6 +51,8 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values import contracts
 from sluice.values.calls import FunctionBatch
+from sluice.values.changes import Change, CheckOld, row_type
+from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.json_text import encode_text
@@ -69,7 +71,7 @@ from sluice.values.record_metadata import (
 )
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
-from sluice.values.sql_text import literal
+from sluice.values.sql_text import is_null, literal
 from sluice.values.sql_types import element_type, struct_fields, struct_type
 from sluice.values.windowed_keys import Windowed, of_windowed_key
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow, SessionWindow
@@ -492,29 +494,96 @@ class Stream(Handle[V]):
     def select(
         self,
         *picked: str | Mapping[str, Column],
+        _headers: Mapping[str, str] | None = None,
         on_error: OnError | None = None,
         **named: Column,
     ) -> Stream[dict[str, Any]]:
         """Build a new value from the picked fields and from columns `name="SQL expression"`.
 
         A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city": "address.city"}`.
-        Columns can also be passed as one mapping. A column `_key` becomes the record's key.
+        Columns can also be passed as one mapping. A column `_key` becomes the record's key, and a column `_timestamp`
+        its time, as with `with_time`. `_headers={"trace": "trace_id"}` sets headers, as `with_headers` does.
         """
         columns, types = self._columns("select", picked, named)
-        key = columns.pop("_key", None)
+        key, time = columns.pop("_key", None), columns.pop("_timestamp", None)
+        headers = self._header_texts("select", _headers or {})
         self._refuse_reserved_names("select", columns)
-        if key is None:
-            return self._select(columns, types, on_error)
-        # The new key starts as a field of the new value, because both
+        # The new key, time and headers start as fields of the new value, because all
         # expressions read the old record.
-        name = "new_key"
-        # The author may have a column with this name.
-        while name in columns:
-            name += "_"
-        both = self._select({**columns, name: key}, {**types, name: ""}, on_error)
-        rekeyed = both.select_key(name, on_error=on_error)
-        without_key = {column: parsed_expression.reference(column) for column in columns}
-        return rekeyed._select(without_key, types, on_error)
+        hidden: dict[str, str] = {}
+
+        def hide(text: str, name: str) -> str:
+            """Add a field with a name that no column of the author has. Returns SQL that reads the field."""
+            while name in columns:
+                name += "_"
+            hidden[name] = text
+            return parsed_expression.reference(name)
+
+        new_key = None if key is None else hide(key, "new_key")
+        new_time = None if time is None else hide(time, "new_time")
+        new_headers: dict[str, str] = {}
+        for number, (name, text) in enumerate(headers.items()):
+            new_headers[name] = text if is_null(text) else hide(text, f"new_header_{number}")
+        if not (hidden or new_headers):
+            return self._select(columns, types, on_error)
+        stream = self._select({**columns, **hidden}, types | dict.fromkeys(hidden, ""), on_error)
+        if new_time or new_headers:
+            stream = stream._set_metadata(new_time, new_headers, on_error)
+        if new_key is not None:
+            stream = stream.select_key(new_key, on_error=on_error)
+        without_hidden = {column: parsed_expression.reference(column) for column in columns}
+        return stream._select(without_hidden, types, on_error)
+
+    def with_time(self, time: str, *, on_error: OnError | None = None) -> Stream[V]:
+        """Give each record the time of an SQL expression of type TIMESTAMP, to the millisecond.
+
+        Windows, joins and stream time after this step use the new time, and output records have it. A record for which
+        the time is null, or before 1970, is treated as `on_error` says. As after a processor, later expressions cannot
+        read `_headers` and `_topic`.
+        """
+        self._require_expression(time, "with_time")
+        return self._set_metadata(time, {}, on_error)
+
+    def with_headers(self, headers: Mapping[str, str], *, on_error: OnError | None = None) -> Stream[V]:
+        """Set headers of each record, such as `{"trace": "trace_id"}`: name → SQL expression of type STRING or BINARY.
+
+        All earlier headers of such a name are removed; if the expression is null, the record then has no such header.
+        Other headers stay. As after a processor, later expressions cannot read `_headers` and `_topic`.
+        """
+        texts = self._header_texts("with_headers", headers)
+        if not texts:
+            raise TopologyError(f"{self._where('with_headers')} needs at least one header.")
+        return self._set_metadata(None, texts, on_error)
+
+    def _header_texts(self, step: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """The expressions of headers, by name. Raises TopologyError for a name that a header cannot have."""
+        where = self._where(step)
+        arguments.require_instance(where, headers, Mapping, "headers as {name: SQL expression}")
+        for name, text in headers.items():
+            arguments.require_instance(where, name, str, "the name of a header (str)")
+            if name.startswith(PREFIX) or any(unicodedata.category(sign) == "Cs" for sign in name):
+                raise TopologyError(
+                    f"{where}: a header cannot have the name {name!r}.",
+                    next_step=f"Names beginning with {PREFIX!r} are Sluice's own.",
+                )
+            self._require_expression(text, step)
+        return dict(headers)
+
+    def _set_metadata(
+        self,
+        time: str | None,
+        headers: Mapping[str, str],
+        on_error: OnError | None,
+    ) -> Stream[V]:
+        node = self.pipeline.add(
+            nodes.SetMetadata,
+            parent=self.node,
+            by="_key",
+            time=time,
+            headers=headers,
+            on_error=on_error,
+        )
+        return self._next(node)
 
     def _select(
         self,
@@ -1136,6 +1205,63 @@ class Stream(Handle[V]):
             on_error=on_error,
         )
         return Table(self.pipeline, node, self.shape, self.contract)
+
+    @overload
+    def apply_changes(
+        self: Stream[Change[R]],
+        *,
+        store: str,
+        check_old: CheckOld | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    @overload
+    def apply_changes(
+        self,
+        *,
+        store: str,
+        check_old: CheckOld | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]: ...
+    def apply_changes(
+        self,
+        *,
+        store: str,
+        check_old: CheckOld | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]:
+        """Keep, in a store, the table whose changes this stream has: objects with the fields `kind`, `old` and `new`.
+
+        Such a stream comes from `Table.changes()` or, with a `Change` as the type of its values, from a topic, which
+        `debezium(...)` may decode. The record's key is the key of the row. Records of the kinds `message` and
+        `transaction`, and records without a value, are filtered out; a `truncate` is treated as `on_error` says.
+
+        `check_old` compares the old row of a change, unless it is null, with the row of its key: `"count"` counts a
+        difference as `old_differs/STEP` and applies the change, `"reject"` treats it as `on_error` says.
+        """
+        where = self._where("apply_changes")
+        if {"kind", "old", "new"} - self.fields.keys():
+            raise TopologyError(
+                f"{where}: the values have the fields {', '.join(self.fields)}, not kind, old and new.",
+                next_step="Use Table.changes(), or declare the type of the values: class MyChange(Change[MyRow]).",
+            )
+        require_plain_keys(where, [self.node])
+        if check_old is not None:
+            arguments.require_choice(where, "check_old", check_old, CheckOld)
+        row = None
+        if isinstance(self.contract, type) and issubclass(self.contract, Change):
+            row = row_type(self.contract)
+        shape = Shape.of_kind(self.fields["new"]) if row is None else shape_of(row)
+        kept = self.filter("kind IN ('insert', 'update', 'delete', 'truncate')", on_error=on_error)
+        node = self.pipeline.add(
+            nodes.ChangedRows,
+            parent=kept.node,
+            by="_key",
+            shape=shape,
+            check_old=check_old,
+            on_error=on_error,
+        )
+        rows: Stream[Any] = Stream(self.pipeline, node, shape, row)
+        return rows.to_table(store=store, on_error=on_error)
 
     def group_by_key(self) -> GroupedStream[V]:
         """Group by the record's key. After a windowed table, the key includes the window.

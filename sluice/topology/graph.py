@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
 from sluice.topology.source_line import source_line
+from sluice.values.topic_patterns import is_pattern, matches
 
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,249}")
 
@@ -89,10 +90,11 @@ class Graph:
 
         Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
+        pattern_advice = ' Pass a pattern of topics as re.compile("...").' if kind == "topic" else ""
         if kind != "table" and (not isinstance(name, str) or not _NAME.fullmatch(name)):
             raise TopologyError(
                 f"{name!r} at {source_line()} is not a valid {kind} name.",
-                next_step="Use letters, digits, '_', '-', '.'.",
+                next_step=f"Use letters, digits, '_', '-', '.'.{pattern_advice}",
             )
         if kind == "store" and nodes.is_step_name(name):
             raise TopologyError(
@@ -105,4 +107,21 @@ class Graph:
                 f"{self.name}: {kind} {name!r} at {source_line()} is already used at {earlier}.",
                 next_step=_UNIQUE[kind],
             )
+        if kind == "topic":
+            for claimed, pattern in self._claimed:
+                if claimed == "topic" and is_pattern(pattern) and matches(pattern, name):
+                    raise self._matched_twice(pattern, name, source_line(), self._claimed[claimed, pattern])
         self._claimed[kind, name] = source_line()
+
+    def claim_pattern(self, pattern: str) -> None:
+        """Reserve all topics that a pattern matches. Raises TopologyError if a step uses one of them already."""
+        for (kind, name), at in self._claimed.items():
+            if kind == "topic" and (name == pattern or matches(pattern, name)):
+                raise self._matched_twice(pattern, name, at, source_line())
+        self._claimed["topic", pattern] = source_line()
+
+    def _matched_twice(self, pattern: str, name: str, used: str, at: str) -> TopologyError:
+        return TopologyError(
+            f"{self.name}: the pattern {pattern} at {at} matches {name}, which is already used at {used}.",
+            next_step=f"Leave the topic out of the pattern, for example with (?!{re.escape(name)}$) at its beginning.",
+        )

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from sluice.topology.serdes import Contract, Serde
 from sluice.values.calls import CallPolicy, FunctionBatch, LookedUpTable
+from sluice.values.changes import CheckOld
 from sluice.values.epochs import EpochTime
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Delivery as Delivery
@@ -23,6 +24,7 @@ from sluice.values.record_metadata import OnTime as OnTime
 from sluice.values.record_metadata import Until as Until
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
+from sluice.values.topic_patterns import is_pattern
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
 
 
@@ -48,6 +50,7 @@ class Source(Node):
     """A topic that is read as a stream, as a table (the latest value per key), or as a table on every worker."""
 
     topic: str
+    """The topic's name, or the pattern of the names of several topics (`values/topic_patterns.py`)."""
     kind: Literal["stream", "table", "global_table"]
     serde: Serde[Any]
     key: str | None
@@ -62,6 +65,8 @@ class Source(Node):
     shape: Shape
     store: str | None = None
     """The name of a global table's store; None for the topic's name."""
+    most_topics: int = 1
+    """The largest number of topics that a pattern may match."""
 
     @property
     def fields(self) -> dict[str, str]:
@@ -374,6 +379,25 @@ class Lookup(StreamOperator):
 
 
 @dataclass(frozen=True, eq=False)
+class SetMetadata(StreamOperator):
+    """Gives each record the time of an expression, or headers with the values of expressions."""
+
+    time: str | None
+    """The expression for the time; None if the record keeps its time."""
+    headers: Mapping[str, str]
+    """Name of a header → the expression for its value. A null value removes the header."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedRows(StreamOperator):
+    """Replaces each change of a stream with its new row; a deletion has a null value."""
+
+    shape: Shape
+    """The shape of the rows."""
+    check_old: CheckOld | None
+
+
+@dataclass(frozen=True, eq=False)
 class Sink(Node):
     """Writes every record, or every change of a table, to `topic`, or to a `table` of a database."""
 
@@ -515,6 +539,11 @@ def follows_state(node: Node) -> bool:
 def sources_of(node: Node) -> tuple[Source, ...]:
     """The sources that feed a node, without repeats."""
     return tuple([step for step in upstream(node) if isinstance(step, Source)])
+
+
+def reads_pattern(node: Node) -> bool:
+    """Whether the records of a node come from topics that match a pattern, of which there may be several."""
+    return any(is_pattern(source.topic) for source in sources_of(node))
 
 
 def window_of(node: Node) -> AnyWindow | None:

@@ -23,6 +23,7 @@ from sluice.values.epochs import EpochTime
 from sluice.values.expiry import ExpiryClock
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.sink_tables import DeltaTable
+from sluice.values.topic_patterns import pattern_text
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -165,16 +166,21 @@ class Pipeline(Graph):
 
     def stream(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | re.Pattern[str],
         *,
         value: Value[V],
         key: str | Callable[[bytes], str] | None = None,
         event_time: str | EpochTime | None = None,
         nulls: OnNull = "dead_letter",
         invalid_time: OnTime | None = None,
+        max_topics: int = 100,
         on_error: OnError | None = None,
     ) -> Stream[V]:
         """Read a topic, or several topics with values of one type, as a stream. `_topic` is a record's topic.
+
+        A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name it matches. Each run looks for
+        them when it begins, and reads a new topic from its beginning. A run that finds more than `max_topics` reads
+        none of them.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
@@ -189,7 +195,7 @@ class Pipeline(Graph):
 
         `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
         """
-        if not isinstance(topic, str):
+        if not isinstance(topic, str | re.Pattern):
             options: Any = {
                 "value": value,
                 "key": key,
@@ -214,6 +220,7 @@ class Pipeline(Graph):
             event_time=event_time,
             nulls=nulls,
             on_time=invalid_time,
+            max_topics=max_topics,
             on_error=on_error,
         )
         return Stream(self, source, source.shape, source.serde.contract)
@@ -291,7 +298,7 @@ class Pipeline(Graph):
 
     def _source(
         self,
-        topic: str,
+        topic: str | re.Pattern[str],
         kind: Any,
         value: Value[V],
         key: str | Callable[[bytes], str] | None,
@@ -301,8 +308,13 @@ class Pipeline(Graph):
         on_time: OnTime | None = None,
         on_error: OnError | None,
         store: str | None = None,
+        max_topics: int = 1,
     ) -> nodes.Source:
-        self.claim("topic", topic)
+        if isinstance(topic, re.Pattern):
+            topic = self._pattern(topic, max_topics)
+            self.claim_pattern(topic)
+        else:
+            self.claim("topic", topic)
         where = f"{self.name}: {topic} at {source_line()}"
         serde = serde_of(value)
         arguments.require_choice(where, "nulls", nulls, OnNull)
@@ -348,8 +360,23 @@ class Pipeline(Graph):
             on_time=on_time,
             shape=shape,
             store=store,
+            most_topics=max_topics,
             on_error=on_error,
         )
+
+    def _pattern(self, pattern: re.Pattern[str], max_topics: int) -> str:
+        """The text of a pattern of topics."""
+        where = f"{self.name}: stream at {source_line()}"
+        arguments.require_instance(where, pattern.pattern, str, "a pattern of text, not of bytes")
+        # The text of the pattern alone goes to the ledger and to the trigger.
+        if pattern.flags != re.compile(pattern.pattern).flags:
+            raise TopologyError(
+                f"{where}: {pattern} has flags.",
+                next_step="Write them into the pattern: (?i) ignores case, for example.",
+            )
+        arguments.require_instance(where, max_topics, int, "a number of topics (int)")
+        arguments.require_at_least(where, "max_topics", max_topics, 1)
+        return pattern_text(pattern)
 
 
 def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from sluice.errors import TopologyError
 from sluice.values import contracts
+from sluice.values.changes import Change, DebeziumDecoder, encode_debezium, row_type
 from sluice.values.shapes import Shape
 
 V = TypeVar("V")
@@ -41,6 +43,21 @@ class Serde(Generic[V]):
 Value: TypeAlias = type[V] | UnionType | Serde[V]
 """The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a union of tagged Structs, `str`, or a
 Serde."""
+
+
+def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
+    """A serde of changes in Debezium's JSON, with or without its schema.
+
+    `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`. Values are written
+    without the schema. `old` is None if the database does not send all columns of the old row.
+    """
+    if not (isinstance(changes, type) and issubclass(changes, Change)):
+        raise TopologyError(
+            f"debezium({contracts.name_of(changes)}): expected a class of changes.",
+            next_step="Declare one for the type of the rows: class ShopChange(Change[Shop]): pass.",
+        )
+    row_type(changes)
+    return Serde(changes, decode=DebeziumDecoder(changes), encode=encode_debezium)
 
 
 def serde_of(value: Value[V]) -> Serde[V]:

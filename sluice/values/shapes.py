@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.values.record_metadata import TEXT_FIELD
 from sluice.values.sql_text import value_of_json
-from sluice.values.sql_types import struct_type
+from sluice.values.sql_types import struct_fields, struct_type
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Shape:
     def single(cls, kind: str = "") -> Shape:
         """The shape of a value that is not an object."""
         return cls({TEXT_FIELD: kind}, scalar=True)
+
+    @classmethod
+    def of_kind(cls, kind: str) -> Shape:
+        """The shape of a value of this Spark SQL type; an empty text means an unknown type."""
+        fields = struct_fields(kind)
+        return cls(fields) if fields else cls.single(kind)
 
     @property
     def kind(self) -> str:

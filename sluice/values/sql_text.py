@@ -43,6 +43,11 @@ def struct_json(sql: str) -> str:
     return f"to_json({sql}, map({options}))"
 
 
+def is_null(sql: str) -> bool:
+    """Whether an expression is the constant NULL, which has no type."""
+    return sql.strip().upper() == "NULL"
+
+
 def value_json(sql: str) -> str:
     """The JSON of any value. `to_json` takes only structs, so the value is wrapped in a struct and cut out."""
     # The JSON is `{"v":...}`: six characters before the value, and one after it.

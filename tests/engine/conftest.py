@@ -26,6 +26,7 @@ from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.model import GenerationRef, Snapshot, StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.topology.pipeline import Pipeline
+from sluice.values.topic_patterns import is_pattern
 from tests.engine.shop import Build, Names
 from tests.support.spark_in_process import SparkInProcess
 
@@ -212,8 +213,10 @@ def start(run_session: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[
         names = Names(fresh_name("shop"))
         pipeline = build(names)
         job = plan(pipeline).job
-        short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in job.topics}
-        kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
+        topics = [topic for topic in job.topics if not is_pattern(topic)]
+        short = {topic: topic.removeprefix(f"{names.prefix}.") for topic in topics}
+        if short:
+            kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
         # Clients outlive the broker for a moment, and would log this.
         brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
         settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})

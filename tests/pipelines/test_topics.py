@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline
-from sluice.errors import TopologyError
+from sluice import Pipeline, tumbling
+from sluice.errors import EngineError, InputAway, TopologyError
+from sluice.plan import explain, matched_job, plan
+from sluice.topology import drawing
 from tests.pipelines.conftest import Drive
 
 
@@ -92,3 +95,75 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         pipeline.stream([1], value=Order)  # type: ignore[list-item]
     with pytest.raises(TopologyError, match="expected a topic, or a list of topics, got int: 1"):
         pipeline.stream(1, value=Order)  # type: ignore[arg-type]
+
+
+def tenants(name: str) -> Pipeline:
+    """Counts the orders of all tenants together, by the minute and in all, and joins them with the tenants' names."""
+    pipeline = Pipeline(name, workers=2)
+    orders = pipeline.stream(re.compile("orders_[a-z]+"), value=Order, key="region")
+    orders.filter("id >= 0").select("id", origin="_topic").to("all")
+    orders.group_by_key().count(store="count")
+    orders.group_by_key().windowed_by(tumbling("10 ms")).count(store="per_window").suppress_until_window_closes().to(
+        "final"
+    )
+    orders.group_by_key().reduce(lambda _, order: order, store="newest").to("newest")
+    orders.map_values(lambda order: order.id * 2, returns=int).to("doubled")
+    return pipeline
+
+
+@pytest.mark.parametrize("cuts", ["one batch", "a batch per record", "the topics come one after the other"])
+def test_a_stream_reads_all_topics_that_match_a_pattern(drive: Drive, cuts: str) -> None:
+    driver = drive(tenants("tenants"))
+    records = [("orders_b", 1, "eu", 1), ("orders_c", 2, "us", 2), ("orders_a", 3, "eu", 2), ("orders_b", 4, "eu", 12)]
+    for number, (topic, order, region, time) in enumerate(records):
+        driver.pipe(topic, {"id": order, "region": region}, timestamp=time)
+        if cuts == "a batch per record" or (cuts.startswith("the topics") and number == 0):
+            driver.commit()
+    written = [(record.value["id"], record.value["origin"]) for record in driver.output("all")]
+    assert sorted(written) == [(1, "orders_b"), (2, "orders_c"), (3, "orders_a"), (4, "orders_b")]
+    assert driver.store("count") == {"eu": 3, "us": 1}
+    assert sorted((record.key, record.value) for record in driver.output("final")) == [("eu", 2), ("us", 1)]
+    assert [record.value["id"] for record in driver.output("newest") if record.key == "eu"] == [1, 3, 4]
+    assert sorted(record.value for record in driver.output("doubled")) == [2, 4, 6, 8]
+    with pytest.raises(TopologyError, match="does not read a topic 'orders_1'"):
+        driver.pipe("orders_1", {"id": 1})
+
+
+def test_wrong_patterns_are_errors() -> None:
+    pipeline = Pipeline("wrong")
+    pipeline.stream("orders_eu", value=Order).to("orders_copied")
+    with pytest.raises(TopologyError, match=r"\^orders_\.\* at .* matches orders_eu, which is already used"):
+        pipeline.stream(re.compile("orders_.*"), value=Order)
+    with pytest.raises(TopologyError, match="matches wrong_dead_letters") as refused:
+        pipeline.stream(re.compile(".*"), value=Order)
+    assert "(?!wrong_dead_letters$)" in refused.value.next_step
+    with pytest.raises(TopologyError, match="has flags"):
+        pipeline.stream(re.compile("sales_.*", re.IGNORECASE), value=Order)
+    with pytest.raises(TopologyError, match="a pattern of text, not of bytes"):
+        pipeline.stream(re.compile(b"sales_.*"), value=Order)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="max_topics is 0"):
+        pipeline.stream(re.compile("sales_.*"), value=Order, max_topics=0)
+    with pytest.raises(TopologyError, match=r"'\^sales' .* is not a valid topic name") as invalid:
+        pipeline.stream("^sales", value=Order)
+    assert "re.compile" in invalid.value.next_step
+    sales = pipeline.stream(re.compile("(?i)sales_.*"), value=Order, max_topics=2)
+    with pytest.raises(TopologyError, match="matches Sales_1"):
+        sales.to("Sales_1")
+    job = plan(pipeline).job
+    with pytest.raises(InputAway, match="No topic matches"):
+        matched_job(job, (), ["orders_us", "__sales_1"])
+    with pytest.raises(EngineError, match=r"3 topics match .*, and at most 2 may"):
+        matched_job(job, ["sales_c"], ["sales_a", "sales_b"])
+    pipeline.stream(re.compile("[st]ales_.*"), value=Order)
+    with pytest.raises(EngineError, match="sales_a matches two patterns"):
+        matched_job(plan(pipeline).job, (), ["sales_a", "tales_b"])
+    pipeline.stream(re.compile("many_.*"), value=Order, max_topics=1_000)
+    with pytest.raises(TopologyError, match="max_topics=1000 is too large"):
+        plan(pipeline)
+
+
+def test_a_topology_shows_the_pattern_of_its_topics() -> None:
+    pipeline = Pipeline("shown")
+    pipeline.stream(re.compile("orders_[a-z]+"), value=Order, max_topics=7).group_by_key().count(store="count")
+    assert "stream ^orders_[a-z]+: Order, event time of the record, at most 7 topics" in drawing.text(pipeline)
+    assert "reads   ^orders_[a-z]+, at most 7 topics, as Order" in explain(plan(pipeline))

@@ -7,6 +7,7 @@ import pytest
 from sluice.errors import TopologyError
 from sluice.sql.aggregate_expressions import SplitAggregate, require_supported, split_aggregate
 from sluice.sql.parsed_expression import parse, reference
+from sluice.sql.typed_expression import type_expression
 from sluice.values.aggregate_calls import AggregateFunction
 
 READS = {
@@ -198,3 +199,7 @@ def test_an_error_without_a_keyword_suggests_nothing() -> None:
     with pytest.raises(TopologyError) as refused:
         parse("(a + b")
     assert not refused.value.next_step
+
+
+def test_a_function_within_unhex_is_not_taken_for_a_part_of_a_path() -> None:
+    assert type_expression("unhex(hex(name))", {"name": "STRING"}).type == "BINARY"

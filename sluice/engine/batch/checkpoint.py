@@ -56,8 +56,9 @@ def _line(ends: Sources, topics: Sequence[str]) -> str:
     begin a batch without records.
     """
     in_order: dict[str, dict[str, int]] = {}
-    for topic in sorted(topics):
-        of_topic = ends.get(topic, {})
+    # A repeated batch has no offsets for topics that were found after it was planned.
+    for topic in sorted(ends.keys() & topics):
+        of_topic = ends[topic]
         in_order[topic] = {partition: of_topic[partition] for partition in sorted(of_topic, key=int)}
     return json.dumps(in_order, separators=(",", ":"))
 

@@ -127,6 +127,9 @@ class BatchLoop:
             if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
                 continue
             partitions = {**self.partitions, **(step.partitions or {})}
+            # A batch of the history did not wait for partitions of topics that were found later.
+            later = [topic for topic in self.query.job.matched_topics if topic not in step.ends]
+            partitions |= dict.fromkeys(later, 0)
             ends = _ends_of_step(self.positions, step)
             self._repeat(
                 PlannedBatch(
@@ -150,8 +153,9 @@ class BatchLoop:
 
     def _repeat(self, plan: PlannedBatch) -> None:
         """Run a batch with the numbers of partitions that the topics had when it was first planned."""
-        # Windows wait for all partitions that a batch knows, so the repeated batch must know them.
-        self._repartition(plan.partitions)
+        # Windows wait for all partitions that a batch knows, so the repeated batch must know them. Topics that
+        # match a pattern and were found after the batch was planned have no partitions in it.
+        self._repartition(dict.fromkeys(self.query.job.matched_topics, 0) | plan.partitions)
         self.run(plan)
         self._repartition(self.partitions)
 

@@ -15,6 +15,7 @@ from sluice.plan import is_of_processor
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
 from sluice.values.phrases import counted
+from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
 """The properties of a store that define the meaning of its state and therefore may not change."""
@@ -197,9 +198,11 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
     """The changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
-    if gone := sorted({*before.topics} - {*now.topics}):
+    # Each run may find further topics that match a pattern.
+    topics_before, topics_now = {*declared_topics(before.topics)}, {*declared_topics(now.topics)}
+    if gone := sorted(topics_before - topics_now):
         yield f"no longer reads {', '.join(gone)}"
-    if added := sorted({*now.topics} - {*before.topics}):
+    if added := sorted(topics_now - topics_before):
         yield f"now also reads {', '.join(added)}"
 
 

@@ -25,6 +25,7 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
 from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
+from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop
 from sluice.engine.run.compatibility import (
@@ -107,10 +108,15 @@ class JobRun:
         return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions. Returns their number, and whether the topics have new partitions.
+        """Read all records of the present partitions. Returns their number, and whether there are new partitions.
 
-        The next call reads the new partitions.
+        The next call reads the new partitions, and the new topics that match a pattern.
         """
+        job = with_matching_topics(self.job, self.settings.kafka, ledger, storage.ref)
+        return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
+
+    def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
+        """Read all records of the present partitions of the present topics. Returns the same as `_run`."""
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
         if missing and self.plan_without is not None:
@@ -121,7 +127,9 @@ class JobRun:
             )
             # The missing stores are computed from the topics in another
             # generation, and are added when that generation is promoted.
-            rest = replace(self, job=self.plan_without(missing), plan_without=None)
+            planned = self.plan_without(missing)
+            job = with_matching_topics(planned, self.settings.kafka, ledger, storage.ref)
+            rest = replace(self, job=job, plan_without=None)
             setup = rest._set_up(
                 ledger,
                 lease,
@@ -252,7 +260,7 @@ class JobRun:
         kafka = self.settings.kafka
         ledger = loop.ledger
         lease = loop.lease
-        linger = Linger(kafka, self.job.topics, loop.partitions, self.linger_ms, lease.check)
+        linger = Linger(kafka, self.job.topics_and_patterns, loop.partitions, self.linger_ms, lease.check)
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):

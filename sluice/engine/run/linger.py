@@ -28,6 +28,7 @@ class Linger:
 
     kafka: Mapping[str, str]
     topics: Sequence[str]
+    """The topics that the run reads, and the patterns of further topics."""
     partitions: Mapping[str, int]
     """Topic → the number of partitions that the run reads."""
     milliseconds: int
@@ -70,7 +71,9 @@ class Linger:
             return read_lag(self._admin, self.topics, positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
-        present = {topic: len(lag.ends.get(topic, {})) for topic in self.partitions}
+        # A topic that is gone makes the run look again, too, and end with an error.
+        present = dict.fromkeys(self.partitions, 0)
+        present |= {topic: len(ends) for topic, ends in lag.ends.items()}
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:

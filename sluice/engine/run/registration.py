@@ -28,7 +28,7 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
         generation=generation,
         workers=tuple(workers),
         stores=(*stores, *_table_stores(job)),
-        topics=job.topics,
+        topics=job.topics_and_patterns,
         operators=dict(_operators(job, types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
         description=pipeline.text,

@@ -1,0 +1,32 @@
+"""Finds the topics that match a pipeline's patterns, when a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka.admin import AdminClient
+
+from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
+from sluice.kafka.brokers import quiet
+from sluice.plan import Job, matched_job
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationRef
+
+
+def with_matching_topics(
+    job: Job,
+    kafka: Mapping[str, str],
+    ledger: Ledger,
+    known: GenerationRef | None,
+) -> Job:
+    """The job with the topics that match its patterns now, and the matching topics that a generation has read.
+
+    A topic that the generation `known` has read and that is gone stays in the job: the check of the sources reports it.
+    Raises the same errors as `matched_job`.
+    """
+    if not job.unmatched_patterns:
+        return job
+    with kafka_errors("Listing the topics", kafka):
+        existing = AdminClient(quiet(kafka)).list_topics(timeout=TIMEOUT_S).topics
+    info = None if known is None else ledger.generations.get(known)
+    return matched_job(job, () if info is None else info.topics, existing)

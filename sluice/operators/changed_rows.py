@@ -1,0 +1,59 @@
+"""The rows of a stream of changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.latest_value import LatestValue
+from sluice.values.changes import CheckOld
+
+
+class _Change(msgspec.Struct):
+    kind: str | None
+    old: msgspec.Raw
+
+
+_decode = msgspec.json.Decoder(_Change).decode
+
+
+@dataclass(frozen=True)
+class ChangedRows(Timeless):
+    """Sends each change's new row, or a null value for a deletion. A row's `foreign` is JSON of kind and old row.
+
+    With `check_old`, the state holds the row of each key, with which the next change's old row is compared.
+    """
+
+    check_old: CheckOld | None
+    state_type: ClassVar[Any] = LatestValue
+
+    def new_state(self) -> LatestValue:
+        return LatestValue()
+
+    def process(self, state: LatestValue, row: Row, out: Output) -> None:
+        assert row.foreign is not None
+        change = _decode(row.foreign)
+        old = bytes(change.old).decode()
+        # A database that does not send old rows cannot be checked.
+        differs = self.check_old is not None and row.key is not None and old not in ("null", state.value or "null")
+        error = None
+        if change.kind == "truncate":
+            error = ValueError("all rows were removed from the table, and a change can remove only the row of its key")
+        elif differs and self.check_old == "reject":
+            row_of_key = state.value or "which has none"
+            error = ValueError(f"the old row of the change is not the row of its key, {row_of_key}")
+        if error is not None:
+            out.hold()
+            out.reject(error, row.key, row.foreign, row.time)
+            return
+        if differs:
+            out.count("old_differs")
+        if self.check_old is not None:
+            state.value, state.time = row.value, row.time
+        out.emit(row.key, row.value, row.time)
+
+    def is_empty(self, state: LatestValue) -> bool:
+        return state.value is None

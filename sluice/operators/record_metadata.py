@@ -1,0 +1,76 @@
+"""Sets the time and the headers of records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import msgspec
+
+from sluice.operators.base import Output, Row, Timeless
+from sluice.values.headers import Headers, HeaderValue
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
+_decode = msgspec.json.Decoder(list[str | None]).decode
+
+
+@dataclass(frozen=True)
+class SetMetadata(Timeless):
+    """Gives each record a new time, or new headers. It keeps no state.
+
+    A row's `foreign` is a JSON array: the time as ISO 8601 text if `sets_time`, then the value of each header, which is
+    hexadecimal if the header's value is bytes, and null if the header is to be removed.
+    """
+
+    sets_time: bool
+    headers: tuple[tuple[str, bool], ...]
+    """The name of each header, and whether its value is bytes."""
+    state_type: ClassVar[Any] = None
+
+    def new_state(self) -> None:
+        pass
+
+    def process(self, state: None, row: Row, out: Output) -> None:
+        assert row.foreign is not None
+        values = _decode(row.foreign)
+        out.hold()
+        try:
+            time = _milliseconds(values.pop(0)) if self.sets_time else row.time
+            if self.headers:
+                out.headers = self._changed(row.headers, values).json()
+        except ValueError as error:
+            out.reject(error, row.key, row.value, row.time)
+            return
+        out.emit(row.key, row.value, time, window=row.window)
+        out.release()
+
+    def _changed(self, text: str | None, values: list[str | None]) -> Headers:
+        """The headers of a row with the new values."""
+        headers = Headers.of_json(text)
+        for (name, is_bytes), value in zip(self.headers, values, strict=True):
+            if value is None:
+                headers = headers.remove(name)
+            else:
+                new: HeaderValue = bytes.fromhex(value) if is_bytes else value
+                headers = headers.set(name, new)
+        return headers
+
+    def is_empty(self, state: None) -> bool:
+        return True
+
+
+def _milliseconds(text: str | None) -> int:
+    """A time in epoch ms. Raises ValueError for a time that a record cannot have."""
+    if text is None:
+        raise ValueError("the time of the record is null")
+    try:
+        time = msgspec.convert(text, datetime)
+    except msgspec.ValidationError:
+        # Python has no times after the year 9999.
+        time = _BEFORE_ALL
+    # Kafka's records have no times before 1970.
+    if time < _EPOCH:
+        raise ValueError("the time of the record is not in the years 1970 to 9999")
+    return (time - _EPOCH) // timedelta(milliseconds=1)

@@ -1,0 +1,41 @@
+"""Gives a job the topics that match its patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sluice.errors import EngineError, InputAway
+from sluice.plan.job import Job
+from sluice.values.topic_patterns import matches
+
+
+def matched_job(job: Job, known: Collection[str], existing: Collection[str]) -> Job:
+    """The job with the topics that match its patterns: the `known` topics in their order, then the other existing ones.
+
+    A known topic thus keeps its number. Raises InputAway if a pattern matches no topic, and EngineError if it matches
+    too many topics, or if two patterns match the same topic.
+    """
+    topics_by_pattern: dict[str, list[str]] = {}
+    patterns: dict[str, str] = {}
+    """Topic → its pattern."""
+    for pattern, most in job.unmatched_patterns.items():
+        topics = [topic for topic in dict.fromkeys([*known, *sorted(existing)]) if matches(pattern, topic)]
+        topics_by_pattern[pattern] = topics
+        if not topics:
+            raise InputAway(
+                f"No topic matches {pattern}.",
+                next_step=f"Create a topic, or correct the pattern in the pipeline. {InputAway.next_step}",
+            )
+        if len(topics) > most:
+            raise EngineError(
+                f"{len(topics)} topics match {pattern}, and at most {most} may. No records were read.",
+                next_step="Write a narrower pattern, or a larger max_topics=.",
+            )
+        for topic in topics:
+            if topic in patterns:
+                raise EngineError(
+                    f"Topic {topic} matches two patterns of the pipeline: {patterns[topic]} and {pattern}.",
+                    next_step="Leave the topic out of one of the patterns.",
+                )
+            patterns[topic] = pattern
+    return job.matching(topics_by_pattern)

@@ -1,0 +1,47 @@
+"""Patterns of topics. In lists of topics, a pattern is a text that begins with `^`, as no topic's name does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+_SIGN = "^"
+_INTERNAL = "__"
+"""The beginning of the names of Kafka's own topics, such as `__consumer_offsets`."""
+
+
+def pattern_text(pattern: re.Pattern[str]) -> str:
+    """The text of a pattern in a list of topics."""
+    return _SIGN + pattern.pattern
+
+
+def is_pattern(topic: str) -> bool:
+    """Whether an element of a list of topics is a pattern."""
+    return topic.startswith(_SIGN)
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a pattern matches the whole name of a topic."""
+    return not topic.startswith((_SIGN, _INTERNAL)) and _compiled(pattern).fullmatch(topic) is not None
+
+
+def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:
+    """The names in a list of topics, and the existing topics that a pattern of the list matches; each once."""
+    topics = [*topics]
+    found = [topic for topic in topics if not is_pattern(topic)]
+    for pattern in filter(is_pattern, topics):
+        found += sorted(topic for topic in existing if matches(pattern, topic))
+    return [*dict.fromkeys(found)]
+
+
+def declared_topics(topics: Iterable[str]) -> list[str]:
+    """The patterns and the names that an author has written: the list without the topics that a pattern matches."""
+    topics = [*topics]
+    patterns = [topic for topic in topics if is_pattern(topic)]
+    return [topic for topic in topics if not any(matches(pattern, topic) for pattern in patterns)]
+
+
+@lru_cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern.removeprefix(_SIGN))
