@@ -38,7 +38,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
     """The number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
 
-    Topics that match a pattern have numbers behind those of all steps: `most_topics` numbers for each pattern.
+    Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for each pattern.
     Raises TopologyError if the numbers do not suffice.
     """
     if not is_pattern(node.topic):

@@ -71,9 +71,8 @@ def test_each_run_finds_new_topics_and_reports_topics_that_are_gone(start: Start
     assert missing(running) == []
     Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()  # compares the checksums
     assert running.run() == 0
-    AdminClient({"bootstrap.servers": running.bootstrap}).delete_topics([running.names("tenant_c")])[
-        running.names("tenant_c")
-    ].result(20)
+    admin, gone = AdminClient({"bootstrap.servers": running.bootstrap}), running.names("tenant_c")
+    admin.delete_topics([gone])[gone].result(20)
     assert missing(running) == ["tenant_c"]
     with pytest.raises(InputError, match=r"tenant_c was deleted"):
         running.run()
