@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
@@ -21,7 +22,15 @@ class Piped(NamedTuple):
     timestamp: int = 0
 
 
-Play = Callable[[Pipeline, Iterable[Piped]], TopologyTestDriver]
+class Play(Protocol):
+    """Pipes records into a new driver of a pipeline. `connections` are the URLs of databases, by name."""
+
+    def __call__(
+        self,
+        pipeline: Pipeline,
+        records: Iterable[Piped],
+        connections: Mapping[str, str] = ...,
+    ) -> TopologyTestDriver: ...
 
 
 @pytest.fixture(params=["one batch", "random batches"])
@@ -29,8 +38,12 @@ def play(request: pytest.FixtureRequest) -> Iterator[Play]:
     """Pipes records into a new driver of a pipeline. Results must not depend on where the batches end."""
     drivers: list[TopologyTestDriver] = []
 
-    def play_all(pipeline: Pipeline, records: Iterable[Piped]) -> TopologyTestDriver:
-        driver = TopologyTestDriver(pipeline)
+    def play_all(
+        pipeline: Pipeline,
+        records: Iterable[Piped],
+        connections: Mapping[str, str] = MappingProxyType({}),
+    ) -> TopologyTestDriver:
+        driver = TopologyTestDriver(pipeline, connections=connections)
         drivers.append(driver)
         chance = random.Random(pipeline.name)
         for record in records:
