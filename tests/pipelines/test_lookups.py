@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
+import psycopg
 import pytest
 from msgspec import Struct
 
@@ -17,6 +19,7 @@ from sluice.lookups import database_table
 from sluice.lookups.row_cache import RowCache
 from sluice.state.remote.opening import open_shard
 from sluice.testing import TopologyTestDriver
+from tests.support.postgres import new_database
 
 
 class Order(Struct):
@@ -258,3 +261,64 @@ def test_no_password_is_shown(look: Look) -> None:
 def test_wrong_uses_are_errors_of_the_file(options: dict[str, Any], error: str) -> None:
     with pytest.raises(TopologyError, match=error):
         looked_up(**options)
+
+
+class Visit(Struct):
+    """A visit to a shop, which is a row of PostgreSQL."""
+
+    shop: str
+
+
+class Shop(Struct):
+    """A shop, with columns of many types."""
+
+    city: str
+    opened: datetime
+    size: Annotated[Decimal, Digits(8, 2)]
+    tags: list[str]
+    note: dict[str, int]
+
+
+ID = "0b7f0a7e-0c6e-4b27-9d66-1f6b3a9d2c11"
+
+
+def test_rows_of_postgresql_are_read(postgres: str) -> None:
+    url = new_database(postgres)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute("CREATE SCHEMA map")
+        database.execute(
+            "CREATE TABLE map.shops (id uuid PRIMARY KEY, city text NOT NULL, opened timestamptz, size numeric(8, 2), "
+            "tags text[], note jsonb)"
+        )
+        database.execute(
+            "INSERT INTO map.shops VALUES (%s, 'Goa', '2026-01-02 03:04:05+00', 12.5, '{tea,pots}', '{\"floors\": 2}')",
+            [ID],
+        )
+    pipeline = Pipeline("visits", workers=2)
+    visits = pipeline.stream("visits", value=Visit)
+    visits.lookup("map.shops", connection="map", key="shop", column="id", returns=Shop).to("found")
+    with TopologyTestDriver(pipeline, connections={"map": url}) as driver:
+        for shop in (ID, ID.upper(), "no uuid", ID.replace("0b", "1b")):
+            driver.pipe("visits", {"shop": shop}, timestamp=0)
+        found = {record.value["left"]["shop"]: record.value["right"] for record in driver.output("found")}
+    row = {
+        "city": "Goa",
+        "opened": "2026-01-02T03:04:05Z",
+        "size": 12.5,
+        "tags": ["tea", "pots"],
+        "note": {"floors": 2},
+    }
+    assert found == {ID: row, ID.upper(): row, "no uuid": None, ID.replace("0b", "1b"): None}
+
+
+def test_a_key_that_postgresql_refuses_rejects_only_its_record(postgres: str) -> None:
+    """PostgreSQL's texts have no NUL."""
+    url = new_database(postgres)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute('CREATE TABLE customers (id text PRIMARY KEY, name text, "limit" numeric)')
+        database.execute("INSERT INTO customers VALUES ('a', 'Ada', 1)")
+    with TopologyTestDriver(looked_up(), connections={"crm": url}) as driver:
+        pipe(driver, "a", "a\0b", "c")
+        assert names(driver) == ["Ada", None]
+        (letter,) = driver.dead_letters()
+        assert letter.value["customer"] == "a\0b"
