@@ -156,7 +156,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Call:
-    """Calls an author's function that calls out of the pipeline."""
+    """Calls an author's function that calls a service."""
 
     function: Reference
     takes: Reference | None
@@ -165,7 +165,7 @@ class Call:
     """The shape of the results."""
     policy: CallPolicy
     answers: str
-    """The name under which the results are recorded."""
+    """The name under which the results are recorded with the state."""
     otherwise: str | None
     """JSON of the result of a call that has failed; None if the record then fails."""
 
@@ -181,7 +181,7 @@ class TableLookup:
     on_missing: OnMissing
     policy: CallPolicy
     answers: str
-    """The name under which the rows are recorded."""
+    """The name under which the rows are recorded with the state."""
 
 
 Action: TypeAlias = (

@@ -261,7 +261,7 @@ class Scopes:
                 return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Whether the operator, or an earlier step that its results depend on, may change the key."""
+        """Whether the operator, or an earlier step before its inputs, may change the key."""
         match node:
             case nodes.Process(keeps_key=False):
                 return True

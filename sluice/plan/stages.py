@@ -316,7 +316,7 @@ class StagePlanner:
                 reads_store = False
         if reads_store:
             # The node reads the table's store. In Kafka Streams, the store is updated before the
-            # change goes to any step after the table. So the row must come first: its path is empty.
+            # change goes to any step after the table. So the row comes first, with an empty path.
             return replace(scope, path=())
         # An edge into the node's own store is not counted as a branch.
         if parent is node:

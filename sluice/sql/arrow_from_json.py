@@ -65,7 +65,8 @@ _SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
     (pa.types.is_boolean, bool),
     (pa.types.is_decimal, Decimal),
 )
-"""Check of a column's type → the Python type as which msgspec decodes values that Arrow then takes as they are."""
+"""Each check of a column's type, with the Python type as which msgspec decodes the column's values.
+Arrow takes the decoded values as they are."""
 
 
 @cache

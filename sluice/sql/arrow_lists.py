@@ -30,10 +30,10 @@ def sizes(values: pa.Array) -> pa.Array:
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
-    """The element at an index, which counts from `offset`. With offset 1, negative indices count from the end.
+    """The element at an index, which counts from `offset`.
 
-    A row fails if its list has no such element. With `tries`, the element is then null instead, but
-    with offset 1, the index 0 still fails.
+    With offset 1, negative indices count from the end. A row fails if its list has no such element.
+    With `tries`, the element is null instead, but with offset 1, the index 0 still fails.
     """
     count = len(lists)
     is_known = valid_rows(lists, count) & valid_rows(index, count)
@@ -91,7 +91,7 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Whether a list contains the value. Null if no element is equal to the value, but some element is null."""
+    """Whether a list contains the value. Null if no element equals the value, but one is null."""
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
     is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)

@@ -122,7 +122,7 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 
 
 def _with_backticks(text: str) -> str:
-    """The text with backticks around words such as `größe`. Spark requires these backticks, sqlglot does not."""
+    """The text with backticks around words such as `größe`. Spark needs them, sqlglot does not."""
     out, end = [], 0
     with suppress(SqlglotError):
         for token in tokens_of(text):

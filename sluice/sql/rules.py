@@ -120,7 +120,7 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function whose result has the type `result`, and whose arguments are converted to `operands`.
+    """A function with a result of the type `result`. Its arguments are converted to `operands`.
 
     `of_any`: the function also takes values of all other types, and never fails to convert them.
     """

@@ -26,11 +26,12 @@ def with_key(
     may_yield: bool = False,
     may_be_async: bool = False,
 ) -> Function:
-    """Adapt `function`, which takes `arguments` with or without the key before them, to be called with the key.
+    """Return `function` in a form that is always called with the key as the first argument.
 
-    Raises TopologyError if the function takes other arguments, if it is async without `may_be_async`, or if it is a
-    generator without `may_yield`. Also raises it if the function declares its last argument, the value, as a Struct
-    other than `value_type`; for plain JSON data, `value_type` is None.
+    `function` takes `arguments`, with or without the key before them. Raises TopologyError if the
+    function takes other arguments, is async without `may_be_async`, or is a generator without
+    `may_yield`. The last argument is the value. Raises TopologyError, too, if the function declares
+    the value as a Struct other than `value_type`, which is None for plain JSON data.
     """
     allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
     if _accepts(where, function, arguments, **allowed):

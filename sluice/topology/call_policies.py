@@ -1,4 +1,4 @@
-"""Checks of the arguments of steps that ask outside of the pipeline, and how these steps ask."""
+"""Checks the arguments of `call` and `lookup`, which ask a service or a database about records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call_policy(
     backoff: Duration,
     keep: Duration | None,
 ) -> CallPolicy:
-    """How a step asks. Raises TopologyError for arguments of the wrong types or out of range."""
+    """The call policy of a step. Raises TopologyError for values of wrong types or out of range."""
     require_whole(where, "retries", retries, 0)
     require_whole(where, "concurrency", concurrency)
     if concurrency > _MOST_CONCURRENT:

@@ -750,7 +750,7 @@ class Stream(Handle[V]):
         keep: Duration | None = "7 days",
         on_error: OnError | None = None,
     ) -> Stream[R]:
-        """Replace the value with the result of a function that calls out of the pipeline, such as a model over HTTP.
+        """Replace the value with the result of a function that calls a service, such as a model.
 
         The function, async or not, takes the value, or key and value. Each worker makes up to `concurrency` calls at
         the same time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error,
@@ -810,10 +810,12 @@ class Stream(Handle[V]):
         the database's URL. `key` is SQL for the key to look up, and `column` the table's column with unique keys (by
         default, the field named by `key`). `returns` is a Struct whose fields are the columns to read.
 
-        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
-        `staleness`. If the table has no row for a record, or its key is null, `right` is null, or with
-        `on_missing="drop"`, the record is dropped, or with `"error"`, `on_error` applies. A record with a null value is
-        dropped. If the database cannot be read within `timeout`, `retries` times again, the run ends.
+        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in
+        memory for the time `staleness`. If the table has no row for a record, or the record's key
+        is null, `right` is null. With `on_missing="drop"`, such a record is dropped; with
+        `"error"`, `on_error` applies to it. A record with a null value is dropped. A read that
+        fails, or takes longer than `timeout`, is made again up to `retries` times. If it still
+        fails, the run ends.
 
         The rows are recorded as `call` records its results, under the name `answers` (by default, the table's name): a
         repeated batch and a rebuild find the row that the record found when it was first processed.
@@ -1186,7 +1188,7 @@ class Stream(Handle[V]):
         Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
         record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
         time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
-        time. The trigger starts a run for this batch.
+        time. The pipeline's trigger in Airflow starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)

@@ -128,7 +128,7 @@ class Apply(Node):
     shape: Shape
     """The shape of the resulting value."""
     batch: FunctionBatch | None = None
-    """The values that one call takes; None for a function of one value."""
+    """How one call takes many values; None for a function of one value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,10 @@ class ToTable(Node):
 
     @property
     def has_rows_of_records(self) -> bool:
-        """Whether each record is a change of the table, and nothing else is, so that only stores need the operator."""
+        """Whether the table's changes are exactly the stream's records.
+
+        Later steps then read the records, and only stores and old values need the table's operator.
+        """
         return self.history_ms is None and self.expiry is None
 
     @property
@@ -349,7 +352,7 @@ class Deduplicate(StreamOperator):
 
 @dataclass(frozen=True, eq=False)
 class Call(StreamOperator):
-    """Replaces the value with the result of a function that calls out of the pipeline."""
+    """Replaces the value with the result of a function that calls a service."""
 
     function: Callable[..., Any]
     takes: Contract | None
@@ -359,7 +362,7 @@ class Call(StreamOperator):
     """The shape of the results."""
     policy: CallPolicy
     answers: str
-    """The name under which the results are recorded."""
+    """The name under which the results are recorded with the state."""
     otherwise: str | None = None
     """JSON of the result of a call that has failed; None if the record then fails."""
 
@@ -375,7 +378,7 @@ class Lookup(StreamOperator):
     on_missing: OnMissing
     policy: CallPolicy
     answers: str
-    """The name under which the rows are recorded."""
+    """The name under which the rows are recorded with the state."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,9 +38,10 @@ _made: ContextVar[list[tuple[Pipeline, frozenset[str]]] | None] = ContextVar("ma
 
 @contextmanager
 def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
-    """Collects the pipelines that the code of a file makes within the block, whatever becomes of their variables.
+    """Collects the pipelines that the code of a file makes while the `with` block runs.
 
-    Pipelines that other modules make when the file imports them do not count.
+    A pipeline counts even if no variable holds it. If the file imports another module, the
+    pipelines that the other module makes do not count.
     """
     made: list[tuple[Pipeline, frozenset[str]]] = []
     pipelines: list[Pipeline] = []
@@ -249,7 +250,7 @@ class Pipeline(Graph):
         Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
         record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
         time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
-        time. The trigger starts a run for this batch.
+        time. The pipeline's trigger in Airflow starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         step = f"table {topic!r}"

@@ -1,4 +1,4 @@
-"""The history of versioned tables, and the grace of joins that look up versions."""
+"""The history of versioned tables, and the grace of joins of streams with versioned tables."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
 
 
 def _period(size: Size) -> Period:
-    """A duration on the clocks, or a number of weeks, months or years."""
+    """The size as a duration, or as a number of weeks, months or years."""
     match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
     if match is None:
         return Period(milliseconds(size))
