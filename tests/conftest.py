@@ -91,9 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
     if hasattr(config, "workerinput"):
-        from tests.support.parallel import rank
+        from tests.support.parallel import ON_SPARK, needs_spark, rank
 
         items.sort(key=rank)
+        for item in items:
+            if needs_spark(item):
+                item._nodeid += ON_SPARK  # all that pytest-xdist tells `Dealer` about a test
 
 
 def pytest_collection_finish() -> None:

@@ -115,6 +115,10 @@ class LocalPlatform:
             self.home / "passwords.json",
             json.dumps({log_in.user: log_in.password for log_in in (self.admin, self.viewer)}),
         )
+        self.migrate_database()
+
+    def migrate_database(self) -> None:
+        """Create Airflow's database."""
         migrate = self._spawn("database", ["db", "migrate"])
         migrate.finish()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -18,9 +18,7 @@ from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology import Pipeline, load_pipeline
 from tests.docs.pages import files, read
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.support.spark_in_process import SparkInProcess
 
 VIEWS = [
     b'{"page": "/", "visitor": "ann", "milliseconds": 120, "at": "2026-03-01T08:00:00"}',
@@ -43,7 +41,7 @@ def test_the_pipeline_has_thirty_lines() -> None:
     assert len(content.splitlines()) <= 30
 
 
-def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_the_pipeline_runs(pages: Pipeline, kafka: EmbeddedKafka, tmp_path: Path) -> None:
     from sluice.engine.run.job_run import JobRun
 
     kafka.create_topics({"views": 1})
@@ -54,7 +52,7 @@ def test_the_pipeline_runs(pages: Pipeline, spark: SparkSession, kafka: Embedded
     brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
     settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": brokers})
 
-    assert JobRun(spark, plan(pages).job, settings).run() == 4
+    assert JobRun(SparkInProcess.session(), plan(pages).job, settings).run() == 4
 
     assert held(settings, "views_count") == [("/", 2), ("/about", 1)]
     assert held(settings, "views_time") == [

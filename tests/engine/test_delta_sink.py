@@ -239,6 +239,7 @@ def test_an_existing_table_that_does_not_fit(lake: Lake) -> None:
     assert lake.rows("shop") == []
 
 
+@pytest.mark.heavy
 def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
     """Values that Delta Lake would reject are found before a batch is written, so that no record ends every run."""
     lake.sql(
@@ -258,6 +259,7 @@ def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
         lake.begun(lake.target(fields=(*fields, ("codes", "ARRAY<STRING>"))), published(0))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "zone"), [("TIMESTAMP", UTC), pytest.param("TIMESTAMP_NTZ", None, marks=pytest.mark.heavy)]
 )
@@ -278,6 +280,7 @@ def test_rows_that_arrow_rejects_are_an_error_of_the_table(lake: Lake) -> None:
     assert lake.rows() == []
 
 
+@pytest.mark.heavy
 def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
     lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta PARTITIONED BY (shop)")
     sink = lake.begun()
@@ -323,6 +326,7 @@ def test_types_of_columns(lake: Lake) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_columns_of_any_name(lake: Lake) -> None:
     names = ["$schema", "dc:creator", "it's", "a`b", "http.status", "100%", "order", "größe"]
     nested = ("nested", "STRUCT<`part-no`: BIGINT, `load<5m`: ARRAY<STRUCT<`dc:x`: STRING>>>")

@@ -138,9 +138,9 @@ def test_batches_leave_no_threads_and_files(
         second = len(sizes)
         running.send("sales", sale("a", at=f"08:{second // 60:02d}:{second % 60:02d}"))
 
-    meanwhile(*[next_batch] * 60)
-    assert running.run() == 61
-    for before, after in zip(sizes[20], sizes[-1], strict=True):
+    meanwhile(*[next_batch] * 45)
+    assert running.run() == 46
+    for before, after in zip(sizes[15], sizes[-1], strict=True):
         assert_flat(before, after, more=15)
 
 

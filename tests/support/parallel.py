@@ -6,35 +6,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-TOGETHER = ("tests/api/", "tests/browser/", "tests/engine/test_delta")
-"""Tests that run in one process, because they share an Airflow, or load Delta Lake. Otherwise, a file has a process."""
+ON_SPARK = "@spark"
+"""The end of the node ids of tests that start a Spark in their process."""
 
-SPARK = (
-    "tests/chaos/",
-    "tests/engine/",
-    "tests/conformance/test_both_ways.py",
-    "tests/conformance/test_topologies.py",
-    "tests/docs/test_readme.py",
-    "tests/faults/test_run_samples.py",
-    "tests/pipelines/test_aggregates.py",
-    "tests/pipelines/test_checking.py",
-    "tests/pipelines/test_ended_functions.py",
-    "tests/pipelines/test_expressions.py",
-    "tests/pipelines/test_failing_expressions.py",
-    "tests/pipelines/test_keys.py",
-    "tests/pipelines/test_many_drivers.py",
-    "tests/pipelines/test_names.py",
-    "tests/pipelines/test_pos.py",
-    "tests/pipelines/test_processors.py",
-    "tests/pipelines/test_results.py",
-    "tests/pipelines/test_tables.py",
-    "tests/pipelines/test_transform.py",
-    "tests/pipelines/test_values.py",
-)
-"""Tests that start a Spark in their process. Half of the processes begin with them, so that few start a Spark."""
-
-NOT_SPARK = ("tests/engine/test_postgres_tls.py", "tests/engine/test_transaction.py")
-"""Exceptions from `SPARK`."""
+TOGETHER = ("tests/api/", "tests/browser/")
+"""Tests that run in one process, because they share an Airflow. Otherwise, a file has a process."""
 
 WAITING = (
     "tests/unit/test_unreachable_brokers.py",
@@ -54,11 +30,7 @@ FIRST = (
     "tests/cluster/",
     "tests/docs/test_tutorial.py",
     "tests/faults/test_drivers.py",
-    "tests/engine/test_span.py",
-    "tests/engine/test_history.py",
     "tests/engine/test_delta",
-    "tests/engine/test_rebuild.py",
-    "tests/engine/test_backlog.py",
     "tests/chaos/",
     "tests/browser/",
     "tests/integration/",
@@ -77,7 +49,8 @@ FIRST = (
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
-    Half of the processes, rounded down, begin with files of `SPARK`. The others run only other files.
+    The tests of a file that need Spark are a file of their own. The first process begins with these files. The other
+    processes run only other files, so that there is one Spark: it takes as long to start as hundreds of tests.
     """
 
     def __init__(self, config: pytest.Config, log: object) -> None:
@@ -105,17 +78,18 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
             super()._reschedule(node)
 
     def _next(self, node: WorkerController) -> str | None:
-        has_spark = self._nodes.index(node) < max(len(self._nodes) // 2, 1)
-        preferred = (scope for scope in self.workqueue if needs_spark(scope) == has_spark)
+        has_spark = self._nodes.index(node) == 0
+        preferred = (scope for scope in self.workqueue if scope.endswith(ON_SPARK) == has_spark)
         return next(preferred, next(iter(self.workqueue), None) if has_spark else None)
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+        scope = next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+        return scope + (ON_SPARK if nodeid.endswith(ON_SPARK) else "")
 
 
-def needs_spark(scope: str) -> bool:
-    """Whether tests of a file or folder start a Spark in their process."""
-    return scope.startswith(SPARK) and not scope.startswith(NOT_SPARK)
+def needs_spark(item: pytest.Item) -> bool:
+    """Whether a test starts a Spark in its process."""
+    return "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("spark") is not None
 
 
 def rank(item: pytest.Item) -> int:
