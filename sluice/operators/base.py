@@ -76,7 +76,8 @@ class Row(msgspec.Struct):
     of a foreign-key join, a stream joined by a mapped key, a stream deduplicated by an id, and an
     aggregate of a grouped table. An aggregate of a stream that has a topic for late records gets
     the record's original value here, as JSON, and sends it to this topic if the record is late.
-    Steps that set the time or the headers of records, or apply changes, get these as JSON."""
+    A step that sets times or headers gets them here as JSON. A step that applies changes gets the
+    kind and the old row of the change."""
     headers: str | None = None
     """The headers of the record that caused the row, as JSON."""
 

@@ -22,9 +22,10 @@ _decode = msgspec.json.Decoder(_Change).decode
 
 @dataclass(frozen=True)
 class ChangedRows(Timeless):
-    """Sends each change's new row, or a null value for a deletion. A row's `foreign` is JSON of kind and old row.
+    """Sends the new row of each change, or a null value for a deletion.
 
-    With `check_old`, the state holds the row of each key, with which the next change's old row is compared.
+    `Row.foreign` is JSON of the change's kind and old row. With `check_old`, the state holds the
+    row of each key, and the old row of the key's next change is compared with it.
     """
 
     check_old: CheckOld | None
@@ -37,7 +38,7 @@ class ChangedRows(Timeless):
         assert row.foreign is not None
         change = _decode(row.foreign)
         old = bytes(change.old).decode()
-        # A database that does not send old rows cannot be checked.
+        # If the database does not send the old row, it is null, and there is nothing to compare.
         differs = self.check_old is not None and row.key is not None and old not in ("null", state.value or "null")
         error = None
         if change.kind == "truncate":

@@ -20,8 +20,9 @@ _decode = msgspec.json.Decoder(list[str | None]).decode
 class SetMetadata(Timeless):
     """Gives each record a new time, or new headers. It keeps no state.
 
-    A row's `foreign` is a JSON array: the time as ISO 8601 text if `sets_time`, then the value of each header, which is
-    hexadecimal if the header's value is bytes, and null if the header is to be removed.
+    `Row.foreign` is a JSON array. With `sets_time`, its first element is the time as ISO 8601 text.
+    The other elements are the values of the headers: text, or hexadecimal text for bytes. A null
+    value removes the header.
     """
 
     sets_time: bool
@@ -68,7 +69,7 @@ def _milliseconds(text: str | None) -> int:
     try:
         time = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
-        # Python has no times after the year 9999.
+        # Python has no times after the year 9999. The check below rejects this time.
         time = _BEFORE_ALL
     # Kafka's records have no times before 1970.
     if time < _EPOCH:

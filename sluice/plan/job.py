@@ -195,7 +195,7 @@ class Job:
 
     @property
     def calls_out(self) -> bool:
-        """Whether the job asks outside of the pipeline, so that its results do not follow from its records alone."""
+        """Whether the job asks a service or a database, whose answers its results depend on."""
         return any(isinstance(operator.action, Call | TableLookup) for operator in self.operators)
 
     @property

@@ -284,7 +284,7 @@ class Scopes:
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
 
     def _without_rows(self, node: nodes.Node, scope: Scope, is_removed: str) -> Scope:
-        """The scope of a table's rows without those for which a condition is true."""
+        """The scope of a table's rows, without the rows for which the SQL `is_removed` is true."""
         name = f"n{node.number}"
         sql = f"({self.columns.read_null(scope)} OR {is_removed})"
         scope = self._next_layer_with(scope, Column(name, sql, node.number))
@@ -349,7 +349,8 @@ class Scopes:
             returns,
             node.batch,
         )
-        # A table's function is called for records, and for the old and new rows that an operator sends.
+        # A table's function can be planned twice: for the topic's records, and for the old and new
+        # rows that the table's operator sends.
         if function not in self.columns.functions:
             self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")

@@ -262,8 +262,10 @@ class StagePlanner:
     ) -> str | None:
         """SQL of the column `foreign` of an edge into a node that computes a key.
 
-        The column has the record's own key or, for an aggregate of a stream, the value of a late record. `sqls` has the
-        SQL of other steps' expressions: the new time and headers of a record, or the kind and the old row of a change.
+        The column has the record's own key, except in these edges: in an edge into an aggregate of
+        a stream, it has the value of a late record; into a step that sets metadata, the new time
+        and headers; into a step that applies changes, the kind and the old row of a change. `sqls`
+        has the SQL of the node's expressions by name.
         """
         if isinstance(node, nodes.SetMetadata):
             return metadata_sql(node, sqls)

@@ -10,10 +10,12 @@ from sluice.values.topic_patterns import matches
 
 
 def matched_job(job: Job, known: Collection[str], existing: Collection[str]) -> Job:
-    """The job with the topics that match its patterns: the `known` topics in their order, then the other existing ones.
+    """The job with the topics that match its patterns.
 
-    A known topic thus keeps its number. Raises InputAway if a pattern matches no topic, and EngineError if it matches
-    too many topics, or if two patterns match the same topic.
+    The `known` topics, which the generation has read before, come first and in their order, so that
+    they keep their numbers; then come the other `existing` topics. Raises InputAway if a pattern
+    matches no topic, and EngineError if it matches too many topics, or if two patterns match the
+    same topic.
     """
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}

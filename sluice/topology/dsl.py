@@ -508,8 +508,8 @@ class Stream(Handle[V]):
         key, time = columns.pop("_key", None), columns.pop("_timestamp", None)
         headers = self._header_texts("select", _headers or {})
         self._refuse_reserved_names("select", columns)
-        # The new key, time and headers start as fields of the new value, because all
-        # expressions read the old record.
+        # The new key, time and headers are first computed as fields of the new value, because their
+        # expressions read the old record, as the expressions of the columns do.
         hidden: dict[str, str] = {}
 
         def hide(text: str, name: str) -> str:
@@ -1806,7 +1806,9 @@ class Table(Handle[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which an SQL condition, or a Python function, is true; delete a row that it is false for.
+        """Keep the rows for which an SQL condition, or a Python function, is true.
+
+        A row is deleted when the condition becomes false for it.
 
         A function is called for the new row of each change, and again for the old row if a later step needs it, so it
         must always return the same for the same row.

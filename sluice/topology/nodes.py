@@ -545,7 +545,7 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def reads_pattern(node: Node) -> bool:
-    """Whether the records of a node come from topics that match a pattern, of which there may be several."""
+    """Whether the records of a node come from a pattern of topics, and so from several topics."""
     return any(is_pattern(source.topic) for source in sources_of(node))
 
 

@@ -369,7 +369,7 @@ class Pipeline(Graph):
         """The text of a pattern of topics."""
         where = f"{self.name}: stream at {source_line()}"
         arguments.require_instance(where, pattern.pattern, str, "a pattern of text, not of bytes")
-        # The text of the pattern alone goes to the ledger and to the trigger.
+        # The ledger and the trigger get only the text of the pattern, so flags would be lost.
         if pattern.flags != re.compile(pattern.pattern).flags:
             raise TopologyError(
                 f"{where}: {pattern} has flags.",
