@@ -183,7 +183,10 @@ class Operator(Protocol[S]):
 
 
 class RecordedFailure(Exception):
-    """A call has failed, now or when the record was processed before. Its text is the whole description."""
+    """The failure of a call, in this batch or recorded in an earlier one.
+
+    The exception's text is the whole description of the failure.
+    """
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -194,19 +197,22 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Asking(Protocol):
-    """An operator that asks outside of the pipeline for each row, before it processes the rows.
+    """An operator that asks a service or a database about each row, before it processes the rows.
 
     The task of a stage keeps the answers, so that a repeated batch, or a rebuild, need not ask again.
     """
 
     rows_at_once: int
-    """How many rows to ask for before their answers are recorded."""
+    """The number of rows to ask about before their answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
-        """Whether to ask for the row at all."""
+        """Whether to ask about the row at all."""
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
-        """Ask for these rows: for each, the answer as JSON, or the exception that rejects the row."""
+        """Ask about these rows.
+
+        Returns for each row the answer as JSON (None for null), or the exception that rejects it.
+        """
 
     def send(self, row: Row, answer: Answered, out: Output) -> None:
         """Send the result of a row. `answer` is empty if the row needs no answer."""

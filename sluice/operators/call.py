@@ -1,6 +1,7 @@
-"""Steps that ask outside of the pipeline: a function that calls out, and a look-up in a table of a database.
+"""Steps that ask about each record: `call` asks an author's function, `lookup` a database's table.
 
-Neither keeps a state. The task of a stage asks for many rows at once, and records the answers in the worker's shard.
+Neither step keeps a state. The task of a stage asks about many rows at once, and records the
+answers in the worker's shard.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from sluice.values.record_metadata import OnMissing
 from sluice.values.windowed_keys import windowed_key_text
 
 _CALLS_PER_TURN = 20
-"""How many calls follow each other between two recordings. More calls at once wait less for the slowest call, but a
-crash loses more of their answers."""
+"""How many rounds of concurrent calls are made before their answers are recorded. With more rounds,
+less time is spent on waiting for the slowest call, but a crash loses more answers."""
 _LOOKED_UP_AT_ONCE = 1_000
 
 
 class _Stateless(Timeless):
-    """What both steps have in common as operators."""
+    """Base of both steps: they have no state, and send a row only with its answer."""
 
     state_type: Any = None
 
@@ -95,13 +96,15 @@ class Call(_Stateless):
 
 
 Rows = Mapping[str, str | BaseException]
-"""Key → the row as JSON, or why it cannot be used. Keys without a row are missing."""
+"""Key → the table's row as JSON, or the error that rejects the record. Keys without a row are
+missing."""
 
 
 class Lookup(_Stateless):
-    """Joins each record with the row of its key: `{"left": value, "right": row}`.
+    """Joins each record with the table's row of its key: `{"left": value, "right": row}`.
 
-    A row's key is the key to look up; the record's own key is in `foreign`. `read` reads the rows of keys.
+    `Row.key` is the key to look up, and `Row.foreign` is the record's own key. `read` reads the
+    table's rows of many keys.
     """
 
     rows_at_once = _LOOKED_UP_AT_ONCE

@@ -1,7 +1,7 @@
-"""Calls out of a pipeline: many at the same time, each with a time limit, and again if it fails.
+"""Makes calls: many at the same time, each with a time limit, and again if a call fails.
 
-All calls of a process run in one event loop, in a thread of its own. So an author's async functions can share a client,
-and the caller may itself run in an event loop, such as a notebook's.
+All calls of a process run in one event loop, which has a thread of its own. So an author's async
+functions can share a client, and the caller may itself run in an event loop, such as a notebook's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Calls:
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of calls, in their order. Instead of a result, there is the exception of a call that has failed.
 
-        A call may return an awaitable, which is then awaited. Raises an exception that does not reject a record.
+        A call may return an awaitable, which is then awaited. If a call fails with an exception
+        that must end the run (see `rejects_record`), this exception is raised.
         """
         return asyncio.run_coroutine_threadsafe(self._all(calls), _event_loop()).result()
 
@@ -92,7 +93,7 @@ class Calls:
             result = call() if self._is_async else await self._in_thread(call)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
-            # asyncio would end the event loop. Like any step, a call rejects the record.
+            # SystemExit would end the event loop. As in any step, it must only reject the record.
             raise RuntimeError(f"the function ended the process: SystemExit: {error}") from error
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

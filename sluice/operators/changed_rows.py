@@ -1,4 +1,4 @@
-"""The rows of a stream of changes."""
+"""Turns a stream of changes into the changed rows."""
 
 from __future__ import annotations
 

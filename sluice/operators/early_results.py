@@ -1,4 +1,4 @@
-"""Early results of open windows every so often, then the final result of each window."""
+"""Sends early results of open windows from time to time, then the final result of each window."""
 
 from __future__ import annotations
 

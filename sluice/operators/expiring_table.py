@@ -20,7 +20,9 @@ class ExpiringRow(msgspec.Struct, array_like=True):
 
 
 class ExpiringTable:
-    """A table of a topic's records, like `Latest`. A row that expires is deleted, with the time at which it expires.
+    """A table of a topic's records, like `Latest`, whose rows expire.
+
+    A row is deleted when it expires. The time of the deletion is the time at which the row expires.
 
     A record that has already expired when it comes deletes its key, and is counted as `expired`. For rows that expire
     at a time of their own, `Row.foreign` is this time as text, or None.
@@ -45,7 +47,7 @@ class ExpiringTable:
         if row.key is None:
             out.count("null_key")
             return
-        # The old value is already in the state.
+        # The row has the table's old value, which is already in the state.
         if row.old:
             return
         value, expires = row.value, self._expires_at(row)

@@ -239,7 +239,10 @@ def _object(entries: dict[str, tuple[int, Any]]) -> str:
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
-    """A struct with a field for each store, encoded by name, so that stores can be added and removed between runs."""
+    """A struct with a field for each store.
+
+    It is encoded with the names of the stores, so that the author can add and remove stores.
+    """
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
         kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]

@@ -34,7 +34,7 @@ class Latest(Timeless):
         if row.key is None:
             out.count("null_key")
             return
-        # The old value is already in the state.
+        # The row has the table's old value, which is already in the state.
         if row.old:
             return
         if self.retracts and state.value is not None:

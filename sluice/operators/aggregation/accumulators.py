@@ -333,7 +333,7 @@ class InPlace(Accumulator):
     @override
     def undo_changes(self) -> None:
         while self.changes:
-            # In reverse, because a later change may rest on an earlier change.
+            # Undo the last change first, because a later change may depend on an earlier change.
             self.changes.pop()()
 
 
@@ -423,7 +423,7 @@ class ApproximatePercentile(InPlace):
 
 
 class Counted(InPlace):
-    """Counts each value."""
+    """Counts how often each value occurs."""
 
     def __init__(self, argument: Any) -> None:
         super().__init__(dict[argument, int])

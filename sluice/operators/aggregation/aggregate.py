@@ -30,10 +30,11 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
-    """Has only the key 0, because the aggregate has no windows."""
+    """0 → the time of the aggregate, and the aggregate. There are no other keys, as in a state
+    without windows."""
     instead: dict[str, str | None]
-    """Row key → the earlier value of the row that the aggregate still includes, because adding the
-    row's current value has failed."""
+    """Row key → an earlier value of the row. The aggregate still includes this value, because the
+    attempt to replace it with the row's current value has failed."""
 
 
 class BaseAggregation:
@@ -208,10 +209,10 @@ class Aggregate(Timeless, Aggregation):
             self._add_to_window(state, 0, None, row, out)
 
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
-        """Process all rows, if an author's function makes aggregates that cannot be modified in place.
+        """Process all rows at once, if the aggregates of an author's functions are immutable.
 
-        If the function fails, no state has changed. The rows are then processed one by one, and
-        only the row that fails is rejected.
+        Returns None in all other cases, and if a function fails; no state has changed then. The
+        caller then processes the rows one by one, and rejects only the row that fails.
         """
         if not isinstance(self.calculation, Custom) or self.retracts or self.history_ms is not None:
             return None
@@ -393,7 +394,9 @@ class WindowAggregation(Aggregation):
 
 
 class WindowedAggregate(WindowAggregation):
-    """One aggregate per key and window whose bounds depend only on time. Null values are processed.
+    """One aggregate per key and window, for windows whose bounds depend only on time.
+
+    Records with a null value are aggregated, too.
 
     A record is counted as `late` once for each window for which it is late. A window of cogrouped streams that begins
     again (see `_last_forgotten_end`) is counted as `restarted`.

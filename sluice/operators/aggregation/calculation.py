@@ -99,7 +99,8 @@ class Functions:
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
         self._nulls = (None,) * len(accumulators)
-        # The indices of the functions whose argument is not a number, Boolean or text: it stays JSON text.
+        # The indices of the functions whose argument is not a number, a Boolean or a text. Such an
+        # argument stays JSON text.
         self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []

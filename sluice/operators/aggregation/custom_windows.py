@@ -13,7 +13,9 @@ from sluice.values.windows import Bounds, CustomWindow
 
 
 class CustomWindowAggregate(WindowAggregation):
-    """One aggregate per key and window. Null values are processed, as in Kafka Streams' windows `[start, end)`.
+    """One aggregate per key and window.
+
+    Records with a null value are aggregated, as in Kafka Streams' windows `[start, end)`.
 
     The state maps each window's bounds to its aggregate, because a window's end does not follow from its start. A
     record is counted as `late` once for each window for which it is late.
@@ -53,7 +55,7 @@ class CustomWindowAggregate(WindowAggregation):
                 out.send_late()
 
     def _require_same_end(self, state: Windows, window: Bounds) -> None:
-        """Raise ValueError if the function has given another end for the window's start."""
+        """Raise ValueError if the state has a window with the same start and another end."""
         # The store identifies a window by key and start, so the results of two windows
         # with the same start would replace each other.
         for start, end in state:

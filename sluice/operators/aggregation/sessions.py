@@ -14,7 +14,9 @@ from sluice.values.windows import SessionWindow
 
 
 class SessionAggregate(WindowAggregation):
-    """One aggregate per key and session. A result's time is the session's end. Null values are processed.
+    """One aggregate per key and session. A result's time is the session's end.
+
+    Records with a null value are aggregated, too.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
     the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: the next operator holds
@@ -91,8 +93,8 @@ class SessionAggregate(WindowAggregation):
 
     def _last_forgotten_end(self, stream_time: int) -> int:
         """The latest end of a session that no record can join any more."""
-        # In Kafka Streams, the store's retention usually ends in the last millisecond in which a
-        # record could join a session. If results are only sent when they are final, the session
-        # is kept for this millisecond too.
+        # In Kafka Streams, the store usually forgets a session one millisecond before records
+        # become late for it. If results are sent only when they are final, the store keeps the
+        # session for this millisecond, too.
         lateness = self.lateness
         return lateness.last_late_end(stream_time) if self.waits_until_final else lateness.last_closed_end(stream_time)

@@ -203,7 +203,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
 
 
 def _count(counts: dict[T, int], place: T, count: int = 1) -> None:
-    """Add `count` to the count of `place`, a number or a bin. A place whose count is then 0 is removed."""
+    """Add `count` to the count of `place`, which is a number or a bin. Remove a count of 0."""
     counts[place] = counts.get(place, 0) + count
     if not counts[place]:
         del counts[place]

@@ -76,9 +76,9 @@ class WindowRanges:
 
     def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
         """Combine the values of each window's records."""
-        # `reduceat` combines from each index up to the next: over a window, then over the records between two windows.
-        # It refuses an index after the last value, so a value that belongs to no window is
-        # appended.
+        # `reduceat` combines the values from each border to the next border: the values of a
+        # window, then the values up to the next window, which are left out. It refuses a border
+        # after the last value, so a value that belongs to no window is appended.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
         combined: Numbers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined
@@ -175,7 +175,7 @@ def _first_starts(window: Window, times: Numbers) -> Numbers:
 
 
 def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> WindowRanges:
-    """The window that ends at each record, and the window right after it unless that is empty."""
+    """The window that ends at each record, and the window right after it, if this has records."""
     size = window.size_ms
     records = np.unique(places)
     times = line.times(records)

@@ -284,7 +284,7 @@ class StreamTableJoin(Timeless):
         return TableValue()
 
     def process(self, state: TableValue, row: Row, out: Output) -> None:
-        # Only stream records send results. A change of the table matters to later stream records.
+        # Only stream records send results. A change of the table affects only later stream records.
         if row.side == RIGHT:
             if row.key is None:
                 out.count("null_key")

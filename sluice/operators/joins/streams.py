@@ -50,8 +50,8 @@ class Watch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, with the same frequency as a Kafka Streams task.
 
     A search takes place when stream time passes `since` plus the window of the current record's
-    side. If a record is not due in one search, it waits for the next search, and can be matched
-    meanwhile.
+    side; `since` begins as the time of the earliest waiting record. If a record is not due in one
+    search, it waits for the next search, and can be matched meanwhile.
     """
 
     since: int = _NEVER
@@ -95,7 +95,7 @@ class Watch(msgspec.Struct, array_like=True):
 class StreamJoin:
     """Matches records within a window. `lateness` says until when a record waits for matches.
 
-    A result's time is the larger of both times. On an outer side, a record without a match is sent
+    A result has the larger time of both records. On an outer side, a record without a match is sent
     with null for the other side, after its window and grace. It is sent immediately if it has no
     key, or if its window has already ended when it arrives.
 

@@ -66,7 +66,7 @@ class VersionedJoin:
             self._send(state, row.key, row.time, row.value, table_time, out)
 
     def release_due(self, state: Versions) -> int | None:
-        """The stream's time at which the next held record is due."""
+        """The stream time at which the next held record is due."""
         return self.due(state)
 
     def due(self, state: Versions) -> int | None:
