@@ -92,6 +92,12 @@ class SluiceOperator(SparkSubmitOperator):
         self.databases = databases
         self.delta = delta
         self.pipeline = pipeline
+        self._is_ended = False
+
+    def on_kill(self) -> None:
+        """End the driver, because Airflow ends the task: a user has marked it as failed, for example."""
+        self._is_ended = True
+        super().on_kill()
 
     def execute(self, context: Context) -> None:
         """Submit the pipeline and wait until it has read everything.
@@ -135,6 +141,9 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, error.detail)
             raise AirflowException(str(error)) from None
         except Exception as error:
+            if self._is_ended:
+                self._note_ended(context)
+                raise
             # The error of Airflow's hook quotes the whole command and log, so the error that the
             # driver has recorded in the ledger replaces it.
             recorded = self._recorded_error(started_at)
@@ -145,9 +154,8 @@ class SluiceOperator(SparkSubmitOperator):
             )
             raise recorded or error from None
         except BaseException:
-            # Airflow stops the task with an exception of its own. If an earlier try has recorded an
-            # error, that error says more, so it is kept.
-            self._note_failure(context, None, "Airflow ended the run.")
+            # Airflow stops a task that has exceeded its time limit with an exception of its own.
+            self._note_ended(context)
             raise
 
     def _database_urls(self) -> dict[str, str | None]:
@@ -235,6 +243,10 @@ class SluiceOperator(SparkSubmitOperator):
         next_step = f"{failure.next_step}\n" if failure.next_step else ""
         text = f"{next_step}{failure.title}: {failure.detail}"
         return AirflowFailException(text) if failure.is_lasting else AirflowException(text)
+
+    def _note_ended(self, context: Context) -> None:
+        # If an earlier try has recorded an error, that error says more, so it is kept.
+        self._note_failure(context, None, "Airflow ended the run.")
 
     def _note_failure(self, context: Context, started_at: datetime | None, detail: str) -> None:
         note_killed(settings(), self.pipeline, _run(context), started_at, detail)

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,11 +20,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
+from sluice.errors import EngineError
 from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
 from sluice.spark_submit import APPLICATION, LARGE_BACKLOG
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from tests.support.ports import free_port
 from tests.support.states import States, make_snapshot
@@ -359,6 +362,35 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     assert failures() == [
         ("orders", "orders/manual__1/main", "The driver ended without an error message. See the task's log.")
     ]
+
+
+def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch)
+    program, started = recorder.parent / "bin" / "spark2-submit", recorder.parent / "started"
+    program.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 60\n")
+    operator_of = SluiceOperator(task_id="main", pipeline="orders")
+
+    def mark_as_failed() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        operator_of.on_kill()
+
+    ended = ("orders", "orders/manual__1/main", "Airflow ended the run.")
+    earlier = Failure.of(EngineError("The warehouse refuses connections."), "orders", run="orders/manual__1/main")
+    for recorded, kept in ((None, ended), (earlier, (*ended[:2], "The warehouse refuses connections."))):
+        with Ledger.open(settings().ledger) as ledger:
+            ledger.failures.clear("orders", "run")
+            if recorded is not None:
+                ledger.failures.add(recorded)
+        started.unlink(missing_ok=True)
+        marking = Thread(target=mark_as_failed)
+        marking.start()
+        with pytest.raises(AirflowException):
+            operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
+        marking.join()
+        assert failures() == [kept]
 
 
 def failures() -> list[tuple[str, str, str]]:
