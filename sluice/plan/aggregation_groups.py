@@ -1,4 +1,4 @@
-"""Aggregation groups: stores of combinable aggregates that share state rows, and the outputs of their changes."""
+"""Aggregation groups, whose combinable aggregates share state rows, and the outputs of groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Combinable:
 
 @dataclass(frozen=True)
 class StoreColumn:
-    """One store of a group: the aggregates that make up its value."""
+    """A store of a group, with the aggregates that make up the store's values."""
 
     store: str
     step: int

@@ -68,7 +68,7 @@ def step_definition(node: nodes.Node) -> str:
         case nodes.Lookup(row=row):
             types = f"gives {compact(row.kind)}"
         case nodes.Process(takes=takes, stores=stores, queryable=queryable):
-            # The definitions of stores that can be queried are compared separately.
+            # Stores that can be queried have their own definitions, which are compared separately.
             stores = {} if queryable else stores
             store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
             types = f"({declared(takes)}) {', '.join(store_types)}"

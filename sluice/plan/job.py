@@ -315,14 +315,14 @@ class Job:
 
     @property
     def store_only_operators(self) -> frozenset[int]:
-        """The operators whose results go only to their store, so that a key's last result is enough."""
+        """The operators whose results go only to their store, which needs a key's last result."""
         return self.last_only_operators - {operator.chained_to for operator in self.operators}
 
     @property
     def last_only_operators(self) -> frozenset[int]:
         """The operators for which only the last result of each key and window in a batch matters.
 
-        Their results go to their store, and to steps that hold back all results of a batch but the last result.
+        Their results go only to their store, and to suppress steps that send only final results.
         """
         others: set[int | None] = {
             operator.chained_to for operator in self.operators if not operator.sends_only_final_results

@@ -365,10 +365,10 @@ class JobColumns:
         """The places where steps can fail. Call this when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
-            # A table's old value already failed when it was the new value.
+            # A table's old value failed when it was the new value, and was reported then.
             if scope.stage:
                 conditions.append("NOT old")
-            # A record that another step turns into several rows fails only once.
+            # If another step turns a record into several rows, its failure is reported only once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 

@@ -1,9 +1,9 @@
 """Decide which nodes are operators, and why.
 
-An operator must get each key's records in order. All other aggregates are combinable: tasks
-aggregate the records that they read, in any order, and the shards add up the tasks' results. An
-aggregate is combinable if its result does not depend on the order of the records, it reads records
-directly, and later steps need only its last change in a batch.
+An operator must get each key's records in order. An aggregate that is not an operator is
+combinable: tasks aggregate the records that they read, in any order, and the shards add up the
+tasks' results. An aggregate is combinable if its result does not depend on the order of the
+records, it reads records directly, and later steps need only its last change in a batch.
 """
 
 from __future__ import annotations

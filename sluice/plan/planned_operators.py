@@ -39,7 +39,7 @@ class Edge:
     """SQL of the value, or of an aggregate's arguments."""
     is_null: str
     foreign: str | None = None
-    """SQL of the record's original key if `key` differs; for an aggregate with late records, SQL of the value."""
+    """SQL for `Row.foreign`, usually the record's own key (see `StagePlanner._edge_foreign`)."""
     scalar: bool = False
     """Whether the value is not an object."""
     unchanged_result: str | None = None

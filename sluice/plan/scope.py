@@ -27,7 +27,8 @@ class Scope:
     exploded: tuple[int, ...] = ()
     """The numbers of upstream nodes that turn one record into several rows."""
     unchanged_result: str | None = None
-    """The column of an operator's results, if the value is an unchanged result (JSON in `value`)."""
+    """The column of an operator's results, if the value is an unchanged result. The column `value`
+    then has the JSON of this result."""
     path: tuple[str, ...] = ()
     """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
     turns: tuple[int, ...] = ()

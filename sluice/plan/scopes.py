@@ -432,8 +432,8 @@ class Scopes:
         # An earlier step may have turned a record into several rows. A merged stream that does not
         # follow this step takes only the first row, which only a later layer can recognize.
         depth = self.columns.next_layer(first.stage)
-        # As in Kafka Streams, the child that was declared first is processed
-        # first, with all steps that follow it.
+        # As in Kafka Streams, of several children of a step, the child that was declared first is
+        # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
         numbers = [value_if(condition, str(side)) for side, condition in conditions.items()]
