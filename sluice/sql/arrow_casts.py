@@ -237,7 +237,7 @@ def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Enough digits for a quotient of two decimals with 39 decimal places, so that it is rounded only once."""
+"""Enough digits to compute a quotient to 39 decimal places, so that it is rounded only once."""
 
 
 def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:

@@ -111,7 +111,7 @@ class _Evaluation:
         expression: TypedExpression,
         arguments: list[Result],
     ) -> Mask | None:
-        """The rows in which an argument fails that Spark would compute."""
+        """The rows in which Spark would compute an argument that fails."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))

@@ -1,7 +1,7 @@
 """Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
 
-An expression is rejected only for a certain mistake, because the result types of many functions are unknown here.
-`sluice check` lets Spark analyze the expressions.
+An expression is rejected only if it is certainly wrong, because the result types of many functions
+are unknown here. `sluice check` lets Spark analyze all expressions.
 """
 
 from __future__ import annotations

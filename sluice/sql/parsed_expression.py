@@ -23,8 +23,8 @@ from sluice.values.sql_types import element_type, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
-"""Limits of nested brackets and of levels of the parsed expression. Python allows 1,000 nested
-calls. sqlglot needs about 15 of them for each bracket, and the planner two or three for each level.
+"""The most levels of a parsed expression, and the most nested brackets. Python allows 1,000 nested
+calls. sqlglot needs about 15 calls for each bracket, and the planner two or three for each level.
 Airflow and the author's code need some of the 1,000 calls, too."""
 
 
@@ -102,7 +102,7 @@ def parse(text: str) -> ParsedExpression:
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
-    # Sorted by their positions in the text, because `on` replaces them in this order.
+    # `on` replaces the columns in the order of their positions in the text.
     names = sorted(map(_position, tree.find_all(exp.Column)), key=lambda name: name[1])
     is_aggregate = any(map(aggregates, tree.walk()))
     return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
@@ -200,7 +200,7 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
     """The text with backticks around these names where they have none."""
-    # Longest names first, so that a name is not taken for a shorter name at its start.
+    # Longest names first: otherwise, a short name would match the start of a longer name.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
 

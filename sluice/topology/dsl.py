@@ -547,8 +547,9 @@ class Stream(Handle[V]):
     def with_headers(self, headers: Mapping[str, str], *, on_error: OnError | None = None) -> Stream[V]:
         """Set headers of each record, such as `{"trace": "trace_id"}`: name → SQL expression of type STRING or BINARY.
 
-        All earlier headers of such a name are removed; if the expression is null, the record then has no such header.
-        Other headers stay. As after a processor, later expressions cannot read `_headers` and `_topic`.
+        A new header replaces all earlier headers of the same name. If its expression is null, these
+        headers are removed. Other headers stay. As after a processor, later expressions cannot read
+        `_headers` and `_topic`.
         """
         texts = self._header_texts("with_headers", headers)
         if not texts:
@@ -752,16 +753,18 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the value with the result of a function that calls a service, such as a model.
 
-        The function, async or not, takes the value, or key and value. Each worker makes up to `concurrency` calls at
-        the same time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error,
-        is made again up to `retries` times, after `backoff`, then after twice that, up to a minute. If it still fails,
-        the record gets the value `otherwise`, or without this parameter, `on_error` applies. A null value stays null
-        without a call.
+        The function, async or not, takes the value, or key and value. Each worker makes up to
+        `concurrency` calls at the same time, and keeps the order of the records. A call that takes
+        longer than `timeout`, or raises an error, is made again up to `retries` times. The first
+        wait before a repetition is `backoff`; each further wait is twice as long, up to a minute.
+        If the last repetition fails, too, the record gets the value `otherwise`; without this
+        parameter, `on_error` applies. A null value stays null without a call.
 
-        The answers are recorded with the state, under the name `answers` (by default, the function's name), and kept
-        for the time `keep`. A batch that is repeated after a crash, and a rebuild, use the recorded answers, so each
-        record has one answer, although a call whose answer was not recorded before the crash is made again. With
-        `keep=None`, nothing is recorded. To call again for all records, change the name `answers` and rebuild.
+        The answers are recorded with the state, under the name `answers` (by default, the
+        function's name), and kept for the time `keep`. A batch that is repeated after a crash, and
+        a rebuild, use the recorded answers, so each record has one answer. Only a call whose answer
+        was not yet recorded before the crash is made again. With `keep=None`, nothing is recorded.
+        To call again for all records, change the name `answers` and rebuild.
         """
         where = self._where("call")
         keyed = self._function("call", function, is_sql_allowed=False, may_be_async=True)
@@ -1237,8 +1240,9 @@ class Stream(Handle[V]):
         `debezium(...)` may decode. The record's key is the key of the row. Records of the kinds `message` and
         `transaction`, and records without a value, are filtered out; a `truncate` is treated as `on_error` says.
 
-        `check_old` compares the old row of a change, unless it is null, with the row of its key: `"count"` counts a
-        difference as `old_differs/STEP` and applies the change, `"reject"` treats it as `on_error` says.
+        `check_old` compares the old row of a change, unless it is null, with the row that the table
+        has for its key. If they differ, `"count"` counts this as `old_differs/STEP` and applies the
+        change, and `"reject"` treats the change as `on_error` says.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
