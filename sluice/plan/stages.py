@@ -306,7 +306,7 @@ class StagePlanner:
         return tuple(value if value in ("NULL", EACH_RECORD) else f"IF({is_null}, NULL, {value})" for value in values)
 
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
-        """The scope with the path of the rows that go into a side of a node."""
+        """The scope, with the path that its rows have when they go into a side of a node."""
         match node:
             case nodes.Process():
                 reads_store = side != LEFT

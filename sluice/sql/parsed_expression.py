@@ -36,8 +36,8 @@ class ParsedExpression:
     names: tuple[tuple[str, int, int], ...]
     aggregates: bool
     naming: Mapping[int, _Naming] = field(default_factory=dict)
-    """Start of a column → the field of the result that is named after the column, as in `struct(amount)`. The field
-    keeps its name when the column is replaced."""
+    """Start of a column in the text → how Spark names a field of the result after the column, as in
+    `struct(amount)`. The field keeps this name when other SQL replaces the column."""
 
     @property
     def fields(self) -> frozenset[str]:

@@ -70,7 +70,8 @@ class Pipeline(Graph):
     can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
     ends the run before anything from its batch is published. A run also fails if a step fails for more than
     `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read, each given as a
-    number of records or as a share of the records read. With fewer rejected records, the pipeline is degraded.
+    number of records or as a share of the records read. With fewer rejected records, the run goes
+    on, and the pipeline is shown as degraded.
 
     `schedule` says when Airflow runs the pipeline: with `"on_records"`, when its topics have unread
     records, but not more often than every `min_interval`; with `"continuous"`, again as soon as a

@@ -44,9 +44,10 @@ def tumbling(
 ) -> TimeWindow:
     """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`.
 
-    With a `zone`, such as "Europe/Berlin", windows begin and end by the zone's clocks, so a day has 23 or 25 hours when
-    the clocks change. `size` can also be in months, years, or weeks, which begin on Monday. `offset` moves all starts:
-    `tumbling("1 day", zone="Europe/Berlin", offset="18 hours")` begins at six in the evening.
+    With a `zone`, such as "Europe/Berlin", windows begin and end by the zone's clocks, so a day has
+    23 or 25 hours when the clocks change. `size` can also be in months, years, or weeks, which
+    begin on Monday. `offset` moves the starts of all windows: the windows of `tumbling("1 day",
+    zone="Europe/Berlin", offset="18 hours")` begin at six in the evening.
     """
     period, shift, grace_ms = _period(size), _period(offset), milliseconds(grace)
     if zone is None and period.unit == "ms" and not shift.count:
