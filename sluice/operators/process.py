@@ -64,7 +64,7 @@ class Process:
         self.reads_tables = bool(tables)
         self.fires_with_rows = True
         """Whether `process` fires event timers. If not, only `release` fires them, after all rows
-        that a record has become."""
+        that come from one record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
         self._process_record: Callable[[Any], object] = self._processor.process

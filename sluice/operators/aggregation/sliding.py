@@ -150,9 +150,10 @@ class SlidingAggregate(WindowAggregation):
         out: Output,
         next_window: tuple[int, Any] | None,
     ) -> bool:
-        """Add a record whose time is less than the size of windows. Returns whether any window was open.
+        """Add a record whose time is less than the size of windows.
 
-        The record's own window would begin before 0, so all such records share the window that begins at 0.
+        The record's own window would begin before 0, so all these records share the window that
+        begins at 0. Returns whether the record was added to any window; if not, it is late.
 
         The results of the windows are sent in the same order as in Kafka Streams. A later step that
         does not distinguish the windows sees the order.

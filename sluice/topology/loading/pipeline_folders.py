@@ -66,7 +66,10 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
 
 def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Broken]]:
-    """The files whose pipelines can be used, and the others, with an error or a name used twice."""
+    """The files whose pipelines can be used, and the other files.
+
+    The other files have an error, or their pipeline has the same name as another file's pipeline.
+    """
     files_of: dict[str, list[Path]] = {}
     for file, outcome in outcomes.items():
         if not outcome.error:
