@@ -18,6 +18,7 @@ from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
 from sluice.values.calls import CallPolicy
 from sluice.values.function_wrappers import is_async
+from sluice.values.phrases import counted
 from sluice.values.record_metadata import OnMissing
 from sluice.values.windowed_keys import windowed_key_text
 
@@ -43,7 +44,10 @@ class _Stateless(Timeless):
 
 
 class Call(_Stateless):
-    """Replaces each value with the result of an author's function of key and value. A null value stays null."""
+    """Replaces each value with the result of an author's function. A null value stays null.
+
+    The function takes key and value or, with `size`, a list of up to `size` values, and returns a result per value.
+    """
 
     def __init__(
         self,
@@ -54,26 +58,66 @@ class Call(_Stateless):
         argument_type: Any = Any,
         result_type: Any = Any,
         otherwise: str | None = None,
+        size: int | None = None,
     ) -> None:
-        self.rows_at_once = _CALLS_PER_TURN * policy.concurrency
+        self.rows_at_once = policy.concurrency * (size or _CALLS_PER_TURN)
         self._function = function
+        self._step = step
         self._calls = Calls(policy, step, is_async=is_async(function))
         self._decode = msgspec.json.Decoder(argument_type).decode
         self._declared = Declared(result_type)
         self._otherwise = otherwise
+        self._size = size
 
     def needs_answer(self, row: Row) -> bool:
         return row.value is not None
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
-        return [self._json(result) for result in self._calls.all([partial(self._call, row) for row in rows])]
+        if self._size is None:
+            results = self._calls.all([partial(self._call, row) for row in rows])
+        else:
+            results = self._ask_many(rows, self._size)
+        return [self._json(result) for result in results]
 
     def _call(self, row: Row) -> Any:
         key = row.foreign
         if key is not None and row.window is not None:
             key = windowed_key_text(key, row.window)
         # Each attempt gets a value of its own, because the function may change it.
-        return self._function(key, self._decode(row.value or "null"))
+        return self._function(key, self._value(row))
+
+    def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
+        """Call with lists of up to `size` values. If a list has failed, call with each of its values alone."""
+        lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        results: list[Any] = []
+        for asked, answers in zip(
+            lists, self._calls.all([partial(self._call_many, each) for each in lists]), strict=True
+        ):
+            if isinstance(answers, BaseException) and len(asked) > 1:
+                results += self._ask_many(asked, 1)
+            elif isinstance(answers, BaseException):
+                results.append(answers)
+            else:
+                results += self._listed(answers, len(asked))
+        return results
+
+    def _call_many(self, rows: Sequence[Row]) -> Any:
+        return self._function([self._value(row) for row in rows])
+
+    def _listed(self, answers: Any, count: int) -> list[Any]:
+        """The results of one call. Raises EngineError unless there is one result per value."""
+        is_list = isinstance(answers, Sequence) and not isinstance(answers, str | bytes)
+        if is_list and len(answers) == count:
+            return list(answers)
+        got = counted(len(answers), "result") if is_list else f"a {type(answers).__name__}"
+        raise EngineError(
+            f"{self._step} gave its function {counted(count, 'value')} and got {got} back.",
+            next_step="Nothing from the batch was published. Return a list with one result per value, in the order of "
+            "the values, and run again.",
+        )
+
+    def _value(self, row: Row) -> Any:
+        return self._decode(row.value or "null")
 
     def _json(self, result: Any) -> str | BaseException | None:
         if result is None or isinstance(result, BaseException):

@@ -95,6 +95,12 @@ class Calls:
         except SystemExit as error:
             # SystemExit would end the event loop. As in any step, it must only reject the record.
             raise RuntimeError(f"the function ended the process: SystemExit: {error}") from error
+        except KeyboardInterrupt:
+            # This exception would end the event loop, too. As in any step, it ends the run.
+            raise EngineError(
+                f"{self._step}: the function raised KeyboardInterrupt.",
+                next_step="Nothing from the batch was published. Correct the function, and run again.",
+            ) from None
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         """The result of a call that may block its thread."""

@@ -106,7 +106,7 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
             functions = (serde.decode, key_decode)
         case nodes.Apply(function=function, gives=gives) if gives != "nothing":
             functions = (function,)
-        case nodes.Transform(function=function) | nodes.Call(function=function):
+        case nodes.Transform(function=function):
             functions = (function,)
         case nodes.Aggregate():
             functions = tuple(_aggregate_functions(node))

@@ -120,6 +120,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 node.policy,
                 node.answers,
                 node.otherwise,
+                node.size,
             )
         case nodes.Lookup():
             return TableLookup(

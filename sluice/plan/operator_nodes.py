@@ -93,7 +93,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
         case nodes.Join():
             return "stores both sides and joins them in order"
         case nodes.Call() | nodes.Lookup():
-            return "records the answers with the worker's state"
+            return "asks outside of the pipeline"
         case nodes.SetMetadata():
             return "sets the time or the headers of records"
         case nodes.ChangedRows():

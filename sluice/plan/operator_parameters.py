@@ -168,6 +168,8 @@ class Call:
     """The name under which the results are recorded with the state."""
     otherwise: str | None
     """JSON of the result of a call that has failed; None if the record then fails."""
+    size: int | None
+    """The largest number of values that one call takes; None for a function of one value."""
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,12 @@ def with_key(
     )
 
 
-def require_callable(where: str, function: Any, *arguments: str) -> None:
-    """Raise TopologyError if `function` does not take these arguments, is async, or is a generator."""
-    if not _accepts(where, function, arguments):
+def require_callable(where: str, function: Any, *arguments: str, may_be_async: bool = False) -> None:
+    """Raise TopologyError if `function` does not take these arguments, is async, or is a generator.
+
+    With `may_be_async`, it may be async.
+    """
+    if not _accepts(where, function, arguments, may_be_async=may_be_async):
         raise TopologyError(
             f"{where}: {_signature(function)} must take ({', '.join(arguments)}).",
             next_step="Change its parameters.",

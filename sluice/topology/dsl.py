@@ -737,11 +737,28 @@ class Stream(Handle[V]):
         keep: Duration | None = "7 days",
         on_error: OnError | None = None,
     ) -> Stream[R]: ...
+    @overload
+    def call(
+        self,
+        function: Callable[[list[V]], Awaitable[Sequence[R | None]]] | Callable[[list[V]], Sequence[R | None]],
+        *,
+        returns: type[R],
+        size: int,
+        concurrency: int = 10,
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        otherwise: R | EllipsisType | None = ...,
+        answers: str | None = None,
+        keep: Duration | None = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[R]: ...
     def call(
         self,
         function: Function,
         *,
         returns: type[R],
+        size: int | None = None,
         concurrency: int = 10,
         timeout: Duration = "30 seconds",
         retries: int = 3,
@@ -753,12 +770,13 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the value with the result of a function that calls a service, such as a model.
 
-        The function, async or not, takes the value, or key and value. Each worker makes up to
-        `concurrency` calls at the same time, and keeps the order of the records. A call that takes
-        longer than `timeout`, or raises an error, is made again up to `retries` times. The first
-        wait before a repetition is `backoff`; each further wait is twice as long, up to a minute.
-        If the last repetition fails, too, the record gets the value `otherwise`; without this
-        parameter, `on_error` applies. A null value stays null without a call.
+        The function, async or not, takes the value, or key and value. With `size`, it takes a list
+        of up to `size` values, and returns a list with one result per value. Each worker makes up
+        to `concurrency` calls at the same time, and keeps the order of the records. A call that
+        takes longer than `timeout`, or raises an error, is made again up to `retries` times. The
+        first wait before a repetition is `backoff`; each further wait is twice as long, up to a
+        minute. If the last repetition fails, too, the record gets the value `otherwise`; without
+        this parameter, `on_error` applies. A null value stays null without a call.
 
         The answers are recorded with the state, under the name `answers` (by default, the
         function's name), and kept for the time `keep`. A batch that is repeated after a crash, and
@@ -767,7 +785,12 @@ class Stream(Handle[V]):
         To call again for all records, change the name `answers` and rebuild.
         """
         where = self._where("call")
-        keyed = self._function("call", function, is_sql_allowed=False, may_be_async=True)
+        if size is None:
+            called = self._function("call", function, is_sql_allowed=False, may_be_async=True)
+        else:
+            require_whole(where, "size", size)
+            require_callable(where, function, "values", may_be_async=True)
+            called = function
         policy = call_policy(
             where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff, keep=keep
         )  # fmt: skip
@@ -778,13 +801,14 @@ class Stream(Handle[V]):
             nodes.Call,
             parent=self.node,
             by="_key",
-            function=keyed,
+            function=called,
             takes=self.contract,
             returns=returns,
             shape=shape,
             policy=policy,
             answers=name,
             otherwise=substitute,
+            size=size,
             on_error=on_error,
         )
         return self._next(node, shape, returns)

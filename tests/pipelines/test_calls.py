@@ -189,6 +189,60 @@ def test_whatever_a_function_does_rejects_only_its_record(drive: Drive, function
     assert letter.headers["sluice.detail"] == detail
 
 
+SIZES: list[int] = []
+"""The number of values of each call."""
+
+
+async def score_many(orders: list[Order]) -> list[Score]:
+    """A model that takes many orders, and none of Mallory's."""
+    SIZES.append(len(orders))
+    if any(order.customer == "Mallory" for order in orders):
+        raise ConnectionError("refused")
+    return [Score(order.customer, order.amount * 2) for order in orders]
+
+
+def score_many_slowly(orders: list[Order]) -> list[Score]:
+    SIZES.append(len(orders))
+    if any(order.customer == "Mallory" for order in orders):
+        raise ConnectionError("refused")
+    return [Score(order.customer, order.amount * 2) for order in orders]
+
+
+@pytest.mark.parametrize("function", [score_many, score_many_slowly])
+def test_a_call_takes_many_values(drive: Drive, function: Any) -> None:
+    SIZES.clear()
+    driver = drive(scored(function, size=4, retries=1, concurrency=2))
+    for number in range(10):
+        customer = "Mallory" if number == 5 else "Alice"
+        driver.pipe("orders", order(customer, number), key="a", timestamp=number)
+    risks = [result.value["risk"] for result in driver.output("scores")]
+    assert risks == [number * 2 for number in range(10) if number != 5]
+    assert len(driver.dead_letters()) == 1
+    # The list with Mallory's order is called twice, and then each of its four values alone.
+    assert sorted(SIZES) == [1, 1, 1, 1, 1, 2, 4, 4, 4]
+
+
+def test_a_call_of_many_values_needs_a_result_per_value(drive: Drive) -> None:
+    driver = drive(scored(lambda orders: [], size=4, answers="none"))
+    driver.pipe("orders", order("Alice", 1), key="a", timestamp=0)
+    with pytest.raises(SluiceError, match="gave its function 1 value and got 0 results back"):
+        driver.commit()
+
+
+async def interrupt(order: Order) -> Score:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_function_ends_the_run_and_later_calls_go_on(drive: Drive) -> None:
+    driver = drive(scored(interrupt))
+    driver.pipe("orders", order("Alice", 7), key="a", timestamp=0)
+    with pytest.raises(SluiceError, match="raised KeyboardInterrupt"):
+        driver.commit()
+    driver = drive(scored())
+    driver.pipe("orders", order("Alice", 7), key="a", timestamp=0)
+    assert len(driver.output("scores")) == 1
+
+
 def test_a_lambda_that_returns_a_coroutine_is_awaited(drive: Drive) -> None:
     driver = drive(scored(lambda order: score(order), answers="scores"))
     driver.pipe("orders", order("Alice", 7), key="a", timestamp=0)
@@ -224,6 +278,8 @@ async def many(order: Order) -> Any:
         ("amount * 2", {}, "expected a function of"),
         (many, {}, "many is an async generator"),
         (lambda order: None, {}, "the function has no name under which its answers can be recorded"),
+        (score_many, {"size": 0}, "size is 0"),
+        (lambda: [], {"size": 5}, r"must take \(values\)"),
         (score, {"concurrency": 0}, "concurrency is 0"),
         (score, {"concurrency": 5_000}, "at most 1000"),
         (score, {"retries": -1}, "retries is -1"),

@@ -185,6 +185,7 @@ def _call(action: plan.Call, step: str) -> Operator[Any]:
         argument_type=action.takes.value if action.takes else Any,
         result_type=action.returns.value if action.returns else Any,
         otherwise=action.otherwise,
+        size=action.size,
     )
 
 

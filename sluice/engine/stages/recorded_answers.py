@@ -6,6 +6,7 @@ for rows without a recorded answer, and a rebuild, which copies the answers, rep
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class RecordedAnswers:
         the run.
         """
         results = self.operator.ask([*asked.values()])
+        # The exceptions of failed calls hold each other in cycles, and a task pauses the collection of garbage.
+        gc.collect(1)
         answers: dict[str, Answered] = {}
         ending: BaseException | None = None
         for (each, row), result in zip(asked.items(), results, strict=True):
