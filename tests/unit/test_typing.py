@@ -35,6 +35,18 @@ class Sums:
         self.context.forward(timer.key, timer.time)
 
 
+async def score(order: Order) -> int:
+    return order.amount
+
+
+def score_all(orders: list[Order]) -> list[int]:
+    return [order.amount for order in orders]
+
+
+async def score_text(order: str) -> int:
+    return len(order)
+
+
 pipeline = Pipeline("typed")
 orders = pipeline.stream("orders", value=Order)
 """
@@ -50,6 +62,9 @@ count: Table[int] = orders.group_by_key().windowed_by(tumbling("1 minute")).coun
 largest: Table[Order] = orders.group_by_key().reduce(lambda a, b: max(a, b, key=lambda o: o.amount), store="largest")
 columns = orders.select("item", shop={"id": "item"}).filter(lambda value: value["shop"]["id"] != "").to_table(store="s")
 totals: Stream[int] = orders.process(Sums, stores={"total": int}, returns=int).output
+scores: Stream[int] = orders.call(score, returns=int, otherwise=0)
+scores_of_lists: Stream[int] = orders.call(score_all, returns=int, size=50)
+scores_of_batches: Stream[int] = orders.map_batch(score_all, returns=int)
 orders.join(lines, within("1 minute")).foreach(lambda pair: print(pair["left"]))
 """
 
@@ -59,6 +74,9 @@ WRONG = {
     "orders.map_values(lambda order: order.item, returns=int)": 'expected "Callable[[Order], int | None]"',
     "orders.map_values(lambda order: order.amuont, returns=int)": '"Order" has no attribute "amuont"',
     "orders.map_values(lambda o: o.amount, returns=int).filter(lambda n: n.item)": '"int" has no attribute "item"',
+    "orders.call(score_text, returns=int)": "call-overload|arg-type",
+    "orders.call(score, returns=str)": "call-overload|arg-type",
+    "orders.map_batch(score, returns=int)": "call-overload|arg-type",
     "orders.flat_map_values(lambda order: order.amount)": "Iterable",
     "orders.group_by_key().aggregate(int, lambda n, o: n + o.amuont, store='n')": '"Order" has no attribute "amuont"',
     "orders.group_by_key().reduce(lambda order, other: order.amount, store='n')": "Order",
