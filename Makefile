@@ -91,6 +91,10 @@ backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,0
 test-heavy: $(JARS) ## Run the tests that `make test` leaves out, except fault scenarios; ARGS='tests/docs -m heavy'
 	@$(BIN)/pytest $(or $(ARGS),-m "(heavy or hypothesis) and not faults" --hypothesis-profile=heavy -n $(or $(PROCESSES),4) --durations=15)
 
+.PHONY: test-spark
+test-spark: $(JARS) ## Run on Spark the tests of runs and pipelines that `make test` runs in its own processes; ARGS='-k replay'
+	@$(BIN)/pytest tests/engine tests/pipelines --spark $(ARGS)
+
 .PHONY: test-postgres
 test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
 	@$(BIN)/pytest tests/pipelines --postgres -m "" $(ARGS)

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -96,7 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=rank)
         for item in items:
             if needs_spark(item):
-                item._nodeid += ON_SPARK  # all that pytest-xdist tells `Dealer` about a test
+                # `Dealer` knows nothing of a test but this id.
+                item._nodeid += ON_SPARK  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:
@@ -117,6 +119,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from tests.support.parallel import Dealer
 
     return Dealer(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a test that starts Spark without the marker `spark`: it would cost its process the start of a Spark."""
+    from tests.support.parallel import needs_spark
+
+    had_spark = _has_spark()
+    yield
+    if _has_spark() and not had_spark and not item.config.getoption("--spark"):
+        assert needs_spark(item), "This test has started Spark: give it the marker spark."
+
+
+def _has_spark() -> bool:
+    """Whether this process has started a Spark."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from statistics import mean
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from sluice import Context, Pipeline, Record, Serde, Timer, hopping, session, sliding, tumbling, within
@@ -365,6 +366,7 @@ def test_rock_and_classical_songs_are_merged(play: Play) -> None:
     assert Counter(song["title"] for song in values(driver, "all_songs")) == Counter(title for _, title in songs)
 
 
+@pytest.mark.spark
 def test_personal_data_is_masked(play: Play) -> None:
     pipeline = Pipeline("masking")
     customers = pipeline.stream("customers", value=Customer)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
 from msgspec import Struct
 
 from sluice import Context, Decimal2, Pipeline, Record, tumbling, within
@@ -51,6 +52,7 @@ class Validation(Struct):
     result: str
 
 
+@pytest.mark.spark
 def test_words_of_lines_are_counted(play: Play) -> None:
     pipeline = Pipeline("word_count")
     lines = pipeline.stream("lines", value=str)

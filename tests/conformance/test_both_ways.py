@@ -24,6 +24,7 @@ def result(topologies: list[Topology], *, on_spark: bool) -> tuple[Result, list[
         return replays.cut(batches, chance)
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seeds", [range(30, 32), pytest.param(range(40, 60), marks=pytest.mark.heavy)], ids=["a few", "many"]

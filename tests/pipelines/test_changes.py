@@ -49,6 +49,7 @@ def bank() -> Pipeline:
     return pipeline
 
 
+@pytest.mark.spark
 @cuts
 def test_each_change_has_the_row_before_and_after_it(drive: Drive, cut: bool) -> None:
     driver = drive(bank())

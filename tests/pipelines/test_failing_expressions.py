@@ -192,6 +192,7 @@ def test_an_expression_over_aggregates_may_end_the_run(drive: Drive) -> None:
         driver.commit()
 
 
+@pytest.mark.spark
 def test_a_number_that_json_cannot_represent_is_rejected(drive: Drive) -> None:
     pipeline = Pipeline("finite")
     trips = pipeline.stream("trips", value=Trip)
@@ -213,6 +214,7 @@ def rooted(frame: DataFrame) -> DataFrame:
     return frame.withColumn("root", F.lit(1.0)).withColumn("roots", F.create_map(F.lit("km"), root))
 
 
+@pytest.mark.spark
 def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_rejected(drive: Drive) -> None:
     pipeline = Pipeline("not_finite")
     texts = pipeline.stream("texts", value=str)
@@ -263,6 +265,7 @@ def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
     assert (nested["huge"], nested["equal"]) == ({"a": None, "b": 2}, {"a": 0.0, "b": 2})
 
 
+@pytest.mark.spark
 def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
     pipeline = Pipeline("keys")
     trips = pipeline.stream("trips", value=Trip)
@@ -281,6 +284,7 @@ def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
     ]
 
 
+@pytest.mark.spark
 def test_bytes_that_are_not_text_are_rejected_as_a_key(drive: Drive) -> None:
     pipeline = Pipeline("photos", workers=1)
     photos = pipeline.stream("photos", value=Photo)
@@ -299,6 +303,7 @@ def test_bytes_that_are_not_text_are_rejected_as_a_key(drive: Drive) -> None:
     assert sorted(reasons) == [("albums", "key_not_utf8"), ("photos", "key_not_utf8"), ("photos", "processing")]
 
 
+@pytest.mark.spark
 def test_bytes_that_are_not_text_are_rejected_as_text(drive: Drive) -> None:
     pipeline = Pipeline("captions", workers=1)
     photos = pipeline.stream("photos", value=Photo)
@@ -364,6 +369,7 @@ def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSess
     assert shared == ["true", "false", "true"]
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("text", "good", "bad", "why"),
     [

@@ -95,6 +95,7 @@ def by_both(route: Route) -> tuple[str | None, str | None]:
     return route.start, route.end
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_struct_keeps_apart_what_other_texts_merge(drive: Drive, in_order: bool) -> None:
     pipeline = Pipeline("routes", workers=2)

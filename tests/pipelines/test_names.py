@@ -244,6 +244,7 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
     }  # fmt: skip
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("operators", [steps, stores, in_order])
 def test_names_have_no_meaning(drive: Drive, operators: Operators) -> None:
     pipeline = Pipeline("names")

@@ -53,6 +53,7 @@ def pos(drive: Drive) -> TopologyTestDriver:
     return drive("pos")
 
 
+@pytest.mark.spark
 def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestDriver) -> None:
     pos.pipe("pos", invoice("1", **HOME), key="STR1")
     pos.pipe("pos", invoice("2", store="STR2"), key="STR2")
@@ -87,6 +88,7 @@ def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestD
     assert pos.read("loyalty") == []
 
 
+@pytest.mark.spark
 def test_a_card_earns_points_in_every_store(pos: TopologyTestDriver) -> None:
     pos.pipe("pos", invoice("1", store="STR1", card="4629", amount=2000, **PRIME), key="STR1")
     pos.pipe("pos", invoice("2", store="STR2", card="4629", amount=100.5, **PRIME), key="STR2")

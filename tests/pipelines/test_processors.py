@@ -66,6 +66,7 @@ def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]
     return [(record.key, record.value) for record in driver.read(topic)]
 
 
+@pytest.mark.spark
 def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)
@@ -100,6 +101,7 @@ class Numbering:
         self.context.forward(record.key, [record.value, store.get("last")])
 
 
+@pytest.mark.spark
 def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_keys(drive: Drive) -> None:
     pipeline = Pipeline("numbers", workers=2)
     stream = pipeline.stream("numbers", value=int)
@@ -130,6 +132,7 @@ class Reminder:
         self.context.forward(timer.key, [None, timer.time])
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("path", ["records", "results"])
 def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None:
     pipeline = Pipeline("keyless", workers=2)
@@ -151,6 +154,7 @@ def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None
     assert not any(name.startswith(("null_key", "dropped")) for name in driver.counts())
 
 
+@pytest.mark.spark
 def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)
@@ -211,6 +215,7 @@ def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> Non
     assert driver.store("kept") == {"ann": 1}
 
 
+@pytest.mark.spark
 def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10, key="ann", at=0)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from sluice import Context, Decimal2, Pipeline, Record
@@ -66,6 +67,7 @@ class Pricing:
         self.context.forward(record.key, price(record.value))
 
 
+@pytest.mark.spark
 def test_results_that_spark_cannot_read_exactly_are_dead_letters(drive: Drive) -> None:
     pipeline = Pipeline("prices", workers=1)
     given = pipeline.stream("given", value=Given)

@@ -39,6 +39,7 @@ def without_rows(frame: DataFrame) -> DataFrame:
     return frame.select("sensor", F.lit(1.0).alias("mean"))
 
 
+@pytest.mark.spark
 def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
     pipeline = Pipeline("sensors")
     readings = pipeline.stream("readings", value=Reading)
@@ -52,6 +53,7 @@ def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
     assert [record.value["sensor"] for record in driver.output("all")] == ["a", "b", "c"]
 
 
+@pytest.mark.spark
 def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
     pipeline = Pipeline("careless")
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
@@ -59,6 +61,7 @@ def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
         drive(pipeline)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -79,6 +82,7 @@ def test_a_function_that_does_not_keep_the_rows_is_refused(drive: Drive, functio
         drive(pipeline)
 
 
+@pytest.mark.spark
 def test_transform_can_follow_an_ordered_step(drive: Drive) -> None:
     pipeline = Pipeline("later")
     readings = pipeline.stream("readings", value=Reading).group_by("sensor")

@@ -206,6 +206,7 @@ AGGREGATES: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.spark
 def test_aggregates_are_computed_as_the_author_wrote_them(drive: Drive) -> None:
     """Even if sqlglot, which parses the expressions, would write them with another format, delimiter or argument."""
     pipeline = Pipeline("formats")
@@ -336,6 +337,7 @@ class Form(Struct):
         self.word = self.word.strip()
 
 
+@pytest.mark.spark
 def test_texts_are_written_as_json_writes_the_value(drive: Drive) -> None:
     pipeline = Pipeline("texts", workers=1)
     forms = pipeline.stream("forms", value=Form)

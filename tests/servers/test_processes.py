@@ -1,4 +1,4 @@
-"""State servers in separate processes behind Airflow's API server: killed, restarted, and called without the token."""
+"""State servers in separate processes behind the REST API: killed, restarted, and called without the token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN
 from tests.servers.processes import SLUICE, ServerProcess, environment
-from tests.support.airflow_server import AirflowServer
+from tests.support.airflow_server import ANSWER_SECONDS, AirflowServer
+from tests.support.api_client import Api
 from tests.support.states import States, ledger_url
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -59,25 +60,39 @@ def _end(servers: list[ServerProcess], number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def airflow(home: Path, servers: list[ServerProcess]) -> Iterator[AirflowServer]:
+def published(home: Path, servers: list[ServerProcess]) -> None:
+    """A snapshot of the orders pipeline on the four hosts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
         settings.cache_clear()
         states = orders_states(f"sqlite:///{home}", workers=4)
         states.publish(totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}))
+    settings.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def airflow(home: Path, published: None) -> Iterator[AirflowServer]:
     variables = {"SLUICE_HOME": str(home), "SLUICE_SERVER_TOKEN": TOKEN}
     with AirflowServer(home / "airflow", plugins_folder=PLUGINS, env=variables) as server:
         yield server
 
 
-@pytest.fixture
-def viewer(airflow: AirflowServer) -> Iterator[httpx.Client]:
-    with airflow.client("viewer") as client:
-        yield client
+# tests/api shows that the API behaves the same in Airflow.
+@pytest.fixture(params=["in this process", pytest.param("in Airflow", marks=pytest.mark.heavy)])
+def viewer(request: pytest.FixtureRequest, home: Path, published: None) -> Iterator[httpx.Client]:
+    """A client of the REST API."""
+    with ExitStack() as stack:
+        if request.param == "in Airflow":
+            airflow: AirflowServer = request.getfixturevalue("airflow")
+            yield stack.enter_context(airflow.client("viewer"))
+            return
+        ledger = stack.enter_context(Ledger.open(ledger_url(f"sqlite:///{home}")))
+        address = stack.enter_context(Api(ledger).serve())
+        yield stack.enter_context(httpx.Client(base_url=address, timeout=ANSWER_SECONDS, trust_env=False))
 
 
 @pytest.fixture
-def states(home: Path, airflow: AirflowServer) -> States:
+def states(home: Path, published: None) -> States:
     return orders_states(f"sqlite:///{home}", workers=4)
 
 
@@ -85,7 +100,7 @@ def counts(answer: httpx.Response) -> dict[str, int]:
     return {row["locationId"]: row["orderCount"] for row in answer.json()}
 
 
-def test_airflow_queries_all_servers(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+def test_the_api_queries_all_servers(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
     expected = {location: number + 1 for number, location in enumerate(LOCATIONS)}
     assert counts(viewer.get(COUNT)) == expected
     for location, count in expected.items():
