@@ -66,6 +66,8 @@ class Output:
     """The number that `to(partition=...)` has chosen, before it is taken modulo the number of partitions."""
 
 
+_MOST_ROUNDS = 1_000
+"""How many batches may read what the batch before them has written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
@@ -113,6 +115,10 @@ class TopologyTestDriver:
         self._new_topics: list[str] = []
         """Topics that match a pattern, and that the next batch reads for the first time."""
         self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
+        self._cycles = self._topics & self._outputs
+        """The topics that the pipeline both reads and writes."""
+        self._fed_back: Counter[str] = Counter()
+        """Topic → the number of its output records that a batch has read."""
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
         self._records = PipedRecords()
         self._waiting: list[str] = []
@@ -179,7 +185,37 @@ class TopologyTestDriver:
         self._waiting.append(record)
 
     def commit(self) -> None:
-        """Process the records that were piped since the last batch as one batch."""
+        """Process the records that were piped since the last batch as one batch.
+
+        Further batches read the records that the pipeline writes to topics that it reads, until there are none.
+        """
+        for _ in range(_MOST_ROUNDS):
+            self._feed_back()
+            if not self._waiting:
+                return
+            self._process_waiting()
+        raise TopologyError(
+            f"{self.pipeline.name} still writes to a topic that it reads after {_MOST_ROUNDS} batches.",
+            next_step="Write fewer records to the topic than are read from it, for example with a filter.",
+        )
+
+    def _feed_back(self) -> None:
+        """Let the next batch read the new records of topics that the pipeline both reads and writes."""
+        for topic in self._cycles:
+            records = self._run.output.records.get(topic, [])
+            for record in records[self._fed_back[topic] :]:
+                piped = self._records.record(
+                    topic,
+                    record["value"],
+                    record["key"],
+                    timestamp=record["timestamp"],
+                    headers=_header_pairs(record),
+                    partition=(record.get("partition") or 0) % self._run.partitions[topic],
+                )
+                self._waiting.append(piped)
+            self._fed_back[topic] = len(records)
+
+    def _process_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting:
             if self._new_topics:

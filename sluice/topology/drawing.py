@@ -135,7 +135,8 @@ def _source_detail(node: nodes.Source) -> str:
 def _sink_detail(node: nodes.Sink) -> str:
     if node.table is not None:
         return f"a row per {node.table.key}" if node.table.key else "a row per record"
-    return "the latest change of each key and batch" if node.emit == "latest" else ""
+    latest = "the latest change of each key and batch" if node.emit == "latest" else ""
+    return ", ".join(filter(None, [latest, "read again by a later batch" if node.cycle else ""]))
 
 
 def _aggregate_detail(node: nodes.Aggregate) -> str:

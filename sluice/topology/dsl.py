@@ -241,7 +241,11 @@ class Handle(Generic[V]):
             self._table_sink(to, value, key or partition, **options)
             return
         where = self._where(f"to({to!r})")
-        self.pipeline.claim("topic", to)
+        if options.get("cycle"):
+            self._require_cycle(where, to, options["delivery"])
+            self.pipeline.claim("cycle", to)
+        else:
+            self.pipeline.claim("topic", to)
         encode = None if value is None else self._encoder(where, serde_of(value))
         for name, function in (("value", encode), ("key", key)):
             if function is not None:
@@ -259,6 +263,18 @@ class Handle(Generic[V]):
             **options,
         )
 
+    def _require_cycle(self, where: str, topic: str, delivery: Delivery) -> None:
+        """Raise TopologyError unless the pipeline reads the topic, and writes it in the transaction of each batch."""
+        sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
+        if topic not in [source.topic for source in sources]:
+            raise TopologyError(
+                f"{where}: cycle=True, but the pipeline does not read {topic}.",
+                next_step="Leave cycle= out, or read the topic first.",
+            )
+        # A repeated batch would write its records again, and the state would count them twice.
+        if delivery != "exactly_once":
+            raise TopologyError(f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.")
+
     def _table_sink(
         self,
         table: OutputTable,
@@ -268,11 +284,13 @@ class Handle(Generic[V]):
         delivery: Delivery,
         on_error: OnError | None,
         emit: Emit = "every",
+        cycle: bool = False,
     ) -> None:
         where = self._where(f"to({table.name!r})")
-        if value is not None or key is not None or delivery != "exactly_once" or emit != "every":
+        is_of_topic = value is not None or key is not None or delivery != "exactly_once" or emit != "every" or cycle
+        if is_of_topic:
             raise TopologyError(
-                f"{where}: value=, key=, partition=, delivery= and emit= are for topics.",
+                f"{where}: value=, key=, partition=, delivery=, emit= and cycle= are for topics.",
                 next_step="Change the columns with select(...) first. A table is always written exactly once.",
             )
         if table.key is None and isinstance(self, Table):
@@ -369,6 +387,7 @@ class Stream(Handle[V]):
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         delivery: Delivery = "exactly_once",
+        cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
         """Write every record to `topic`, the key as text and the value as JSON; or to a table outside Kafka.
@@ -376,10 +395,10 @@ class Stream(Handle[V]):
         `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
         `partition` is a function from the value, or from key and value, to the number of the record's partition, which
         is taken modulo the topic's number of partitions; by default, Kafka's hash of the key chooses, as in Java.
-        `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
-        table.
+        `cycle=True` writes to a topic that the pipeline reads: a later batch reads the records. `on_error` applies to
+        records that cannot be encoded, that the topic does not accept, or that do not fit the table.
         """
-        self._sink(topic, value, key, partition, delivery=delivery, on_error=on_error)
+        self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
 
     def through(
         self,
@@ -1780,6 +1799,7 @@ class Table(Handle[V]):
         partition: Partitioner | None = None,
         emit: Emit = "every",
         delivery: Delivery = "exactly_once",
+        cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
         """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
@@ -1789,10 +1809,10 @@ class Table(Handle[V]):
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
         cache does; counts and sums that only go to stores and topics are always written so. A windowed table's records
         have the headers `window_start` and `window_end`, in epoch ms.
-        `on_error` applies to records that cannot be encoded, that the topic does not accept, or that do not fit the
-        table.
+        `cycle=True` writes to a topic that the pipeline reads: a later batch reads the records. `on_error` applies to
+        records that cannot be encoded, that the topic does not accept, or that do not fit the table.
         """
-        self._sink(topic, value, key, partition, emit=emit, delivery=delivery, on_error=on_error)
+        self._sink(topic, value, key, partition, emit=emit, delivery=delivery, cycle=cycle, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
         """Turn the changes into records; a deletion is a record with a null value.

@@ -420,6 +420,8 @@ class Sink(Node):
     """The fields of the value, for a table's columns."""
     scalar: bool = False
     """Whether the value is not an object."""
+    cycle: bool = False
+    """Whether the pipeline reads the topic, too."""
 
     @property
     @override
