@@ -45,7 +45,7 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
         parts.append("nulls kept")
     # Fields that no expression reads may be added and removed without a rebuild.
     for name, sql_type in source.fields.items():
-        if name in (source.key, time_field) or _is_read(name, texts):
+        if name in (*source.key_fields, time_field) or _is_read(name, texts):
             parts.append(f"{name} {sql_type}")
     return ", ".join(parts)
 

@@ -83,6 +83,7 @@ def source_of(
         pattern=node.topic if is_pattern(node.topic) else None, most_topics=node.most_topics, kind=node.kind,
         contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
         is_object=not node.shape.scalar, decode=reference(serde.decode), key=node.key,
+        key_fields=node.key_fields,
         key_decode=reference(node.key_decode),
         event_time=event_time.field if isinstance(event_time, EpochTime) else event_time,
         time_unit=event_time.unit if isinstance(event_time, EpochTime) else None, zone=node.zone,

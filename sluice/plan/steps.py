@@ -72,7 +72,9 @@ class Source:
     decode: Reference | None
     """The author's decoder, if any."""
     key: str | None
-    """The field with the record's key; None for the Kafka key."""
+    """The field with the record's key, or a struct of several fields; None for the Kafka key."""
+    key_fields: tuple[str, ...]
+    """The fields of the record's key."""
     key_decode: Reference | None
     event_time: str | None
     """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""

@@ -40,7 +40,7 @@ from sluice.topology.expiries import expiry_of, require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
-from sluice.topology.structs import Column, column_sql
+from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
 from sluice.topology.versions import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
 from sluice.topology.windowed_inputs import (
@@ -206,6 +206,19 @@ class Handle(Generic[V]):
         if isinstance(column, Mapping):
             return struct_type({name: self._type(part) for name, part in column.items()})
         return self.fields.get(column, "")
+
+    def _key_expression(self, step: str, key: str | Sequence[str]) -> str:
+        """SQL of a key that is an expression, or a list of fields."""
+        if isinstance(key, str):
+            return key
+        fields = key_field_names(self._where(step), key)
+        unknown = [name for name in fields if name not in self.fields]
+        if unknown:
+            raise TopologyError(
+                f"{self._where(step)}: there is no field {unknown[0]!r}.",
+                next_step=f"The fields: {', '.join(self.fields)}.",
+            )
+        return key_expression(fields) or ""
 
     def _refuse_reserved_names(self, step: str, columns: Mapping[str, str]) -> None:
         if reserved := columns.keys() & RESERVED_NAMES:
@@ -1098,7 +1111,7 @@ class Stream(Handle[V]):
     @overload
     def select_key(
         self,
-        key: str | Callable[[V], object],
+        key: str | Sequence[str] | Callable[[V], object],
         *,
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
@@ -1109,10 +1122,14 @@ class Stream(Handle[V]):
         *,
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
-    def select_key(self, key: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Replace the key with the value of an SQL expression, as text, or with a Python function's result."""
-        if not isinstance(key, str):
+    def select_key(self, key: str | Sequence[str] | Function, *, on_error: OnError | None = None) -> Stream[V]:
+        """Replace the key with the value of an SQL expression, as text, or with a Python function's result.
+
+        A list of fields, such as `["shop", "item"]`, means a struct of these fields.
+        """
+        if callable(key):
             return self._apply("select_key", key, "key", on_error=on_error)
+        key = self._key_expression("select_key", key)
         self._require_expression(key, "select_key")
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
@@ -1323,13 +1340,17 @@ class Stream(Handle[V]):
         return GroupedStream(self, "_key", None, by_window=by_window)
 
     @overload
-    def group_by(self, key: str | Callable[[V], object]) -> GroupedStream[V]: ...
+    def group_by(self, key: str | Sequence[str] | Callable[[V], object]) -> GroupedStream[V]: ...
     @overload
     def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
-    def group_by(self, key: str | Function) -> GroupedStream[V]:
-        """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates."""
-        if not isinstance(key, str):
+    def group_by(self, key: str | Sequence[str] | Function) -> GroupedStream[V]:
+        """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates.
+
+        A list of fields, such as `["shop", "item"]`, means a struct of these fields.
+        """
+        if callable(key):
             return self._apply("group_by", key, "key", on_error=None).group_by_key()
+        key = self._key_expression("group_by", key)
         self._require_expression(key, "group_by", "key")
         return GroupedStream(self, key, None)
 
@@ -1348,7 +1369,7 @@ class Stream(Handle[V]):
         other: Table[Any],
         *,
         how: How = "inner",
-        on: str | None = None,
+        on: str | Sequence[str] | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
@@ -1358,7 +1379,7 @@ class Stream(Handle[V]):
         window: JoinWindow | None = None,
         *,
         how: How = "inner",
-        on: str | None = None,
+        on: str | Sequence[str] | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
@@ -1399,6 +1420,7 @@ class Stream(Handle[V]):
                     f"{where}: on= needs a global table.",
                     next_step="Change the stream's key with select_key first.",
                 )
+            on = self._key_expression("join", on)
             self._require_expression(on, "join")
         grace_ms = grace_in_ms(where, grace, other.node)
         return self._joined(other, "stream-table", how, on=on, grace_ms=grace_ms, on_error=on_error)
@@ -1606,16 +1628,17 @@ class Stream(Handle[V]):
 
     def deduplicate(
         self,
-        by: str,
+        by: str | Sequence[str],
         *,
         within: Duration,
         on_error: OnError | None = None,
     ) -> Stream[V]:
-        """Pass on each id's first record; drop and count repeats within the time `within`. `by` is SQL for the id.
+        """Pass on each id's first record; drop and count repeats within the time `within`.
 
-        An id is forgotten `within` after its first record, in stream time. The next record with this id then
+        `by` is SQL for the id, or a list of fields. An id is forgotten `within` after its first record, in stream time. The next record with this id then
         passes again.
         """
+        by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate")
         within_ms = milliseconds(within)
         arguments.require_at_least(self._where("deduplicate"), "within", within_ms, 0)
@@ -1961,11 +1984,13 @@ class Table(Handle[V]):
     def _of_stream(self, stream: Stream[R]) -> Table[R]:
         return Table(self.pipeline, stream.node, stream.shape, stream.contract)
 
-    def group_by(self, key: str) -> GroupedTable[V]:
+    def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
         """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.
 
-        The rows of a windowed table can be grouped by `_window_start`, for example to find the best key of each window.
+        A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a windowed table can be
+        grouped by `_window_start`, for example to find the best key of each window.
         """
+        key = self._key_expression("group_by", key)
         self._require_expression(key, "group_by", "key")
         return GroupedTable(self, key, None)
 
@@ -1974,7 +1999,7 @@ class Table(Handle[V]):
         other: Table[Any],
         *,
         how: How = "inner",
-        on: str | None = None,
+        on: str | Sequence[str] | None = None,
         on_error: OnError | None = None,
     ) -> Table[dict[str, Any]]:
         """Join rows of the same key; the value has the fields `left` and `right`.
@@ -1992,6 +2017,7 @@ class Table(Handle[V]):
         else:
             require_plain_keys(where, [self.node, other.node])
         if on is not None:
+            on = self._key_expression("join", on)
             self._require_expression(on, "join")
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):

@@ -54,6 +54,9 @@ class Source(Node):
     kind: Literal["stream", "table", "global_table"]
     serde: Serde[Any]
     key: str | None
+    """The field with the record's key, or a struct of several fields; None for the Kafka key."""
+    key_fields: tuple[str, ...]
+    """The fields of the record's key."""
     key_decode: Callable[[bytes], str] | None
     event_time: str | EpochTime | None
     """The field with the event time, or WALL_CLOCK; None for the Kafka timestamp."""

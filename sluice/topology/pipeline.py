@@ -17,6 +17,7 @@ from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
+from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime
@@ -171,7 +172,7 @@ class Pipeline(Graph):
         topic: str | Sequence[str] | re.Pattern[str],
         *,
         value: Value[V],
-        key: str | Callable[[bytes], str] | None = None,
+        key: str | Sequence[str] | Callable[[bytes], str] | None = None,
         event_time: str | EpochTime | None = None,
         nulls: OnNull = "dead_letter",
         invalid_time: OnTime | None = None,
@@ -185,7 +186,8 @@ class Pipeline(Graph):
         none of them.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
-        the record's key, or a function from the Kafka key's bytes to text (default: the Kafka key as text).
+        the record's key, a list of fields, or a function from the Kafka key's bytes to text (default: the Kafka key as
+        text).
         `event_time` is the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the time
         of processing: all records of a batch get the time at which the batch began, and a rebuild uses the same times.
         `invalid_time` is the policy for a record without a valid event time: one of the `on_error` policies, or "clock"
@@ -232,7 +234,7 @@ class Pipeline(Graph):
         topic: str,
         *,
         value: Value[V],
-        key: str | Callable[[bytes], str] | None = None,
+        key: str | Sequence[str] | Callable[[bytes], str] | None = None,
         store: str | None = None,
         versioned: Duration | None = None,
         expires_at: str | None = None,
@@ -242,8 +244,8 @@ class Pipeline(Graph):
     ) -> Table[V]:
         """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
 
-        If `key` is a field, Kafka's key says which row a null value deletes. The store has the topic's name unless
-        `store` names it.
+        If `key` is a field or a list of fields, Kafka's key says which row a null value deletes. The store has the
+        topic's name unless `store` names it.
 
         With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
         key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
@@ -277,7 +279,7 @@ class Pipeline(Graph):
         topic: str,
         *,
         value: Value[V],
-        key: str | Callable[[bytes], str] | None = None,
+        key: str | Sequence[str] | Callable[[bytes], str] | None = None,
         store: str | None = None,
         on_error: OnError | None = None,
     ) -> GlobalTable[V]:
@@ -303,7 +305,7 @@ class Pipeline(Graph):
         topic: str | re.Pattern[str],
         kind: Any,
         value: Value[V],
-        key: str | Callable[[bytes], str] | None,
+        key: str | Sequence[str] | Callable[[bytes], str] | None,
         *,
         event_time: str | EpochTime | None = None,
         nulls: OnNull,
@@ -323,7 +325,8 @@ class Pipeline(Graph):
         is_timed_by_clock = event_time == WALL_CLOCK
         on_time = "clock" if is_timed_by_clock else on_time or on_error or self.on_error
         arguments.require_choice(where, "invalid_time", on_time, OnTime)
-        if key is not None and not isinstance(key, str):
+        key_fields = key_field_names(where, key)
+        if key is not None and not key_fields:
             require_callable(where, key, "key")
         if serde.decode is not None:
             require_callable(where, serde.decode, "data")
@@ -332,9 +335,8 @@ class Pipeline(Graph):
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
-        key_field = key if isinstance(key, str) else None
         time_field = event_time.field if isinstance(event_time, EpochTime) else event_time
-        for name in (key_field, None if is_timed_by_clock else time_field):
+        for name in (*key_fields, None if is_timed_by_clock else time_field):
             if name is not None and name not in fields:
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.",
@@ -353,7 +355,8 @@ class Pipeline(Graph):
             topic=topic,
             kind=kind,
             serde=serde,
-            key=key_field,
+            key=key_expression(key_fields),
+            key_fields=key_fields,
             key_decode=key if callable(key) else None,
             event_time=event_time,
             zone=self.zone,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from sluice.errors import TopologyError
-from sluice.sql.parsed_expression import parse
+from sluice.sql.parsed_expression import parse, reference
+from sluice.topology import arguments
 from sluice.topology.source_line import source_line
 from sluice.values.sql_text import named_struct
 
@@ -34,3 +35,26 @@ def struct(fields: Mapping[str, Column]) -> str:
 
 def column_sql(column: Column) -> str:
     return struct(column) if isinstance(column, Mapping) else column
+
+
+def key_field_names(where: str, key: Any) -> tuple[str, ...]:
+    """The fields of a key that is given as the name of a field, or as a list of names; empty for any other key."""
+    if isinstance(key, str):
+        return (key,)
+    if not isinstance(key, Sequence) or isinstance(key, bytes):
+        return ()
+    for name in key:
+        arguments.require_instance(where, name, str, "the name of a field (str)")
+    if len(key) < 2 or len({*key}) < len(key):
+        raise TopologyError(
+            f"{where}: {list(key)!r} is not a key of several fields.",
+            next_step="List at least two different fields, or write the name of one field.",
+        )
+    return tuple(key)
+
+
+def key_expression(fields: Sequence[str]) -> str | None:
+    """The key of these fields: a field, or SQL of a struct of several fields; None without fields."""
+    if len(fields) < 2:
+        return next(iter(fields), None)
+    return f"struct({', '.join(map(reference, fields))})"

@@ -78,11 +78,14 @@ class RecordKeys:
         return keys
 
     def of_records(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
-        """The keys of records of a source whose key is a field. Raises UnusableKeyError if any record has no key."""
+        """The keys of records of a source whose key is a field, or several fields.
+
+        Raises UnusableKeyError if any record has no key.
+        """
         name = self.source.key
         assert name is not None
-        keys = self.of_field(values, name)
-        if self.source.keeps_nulls and keys.null_count:
+        keys = self.of_field(values, name) if len(self.source.key_fields) == 1 else self._of_fields(values)
+        if self.source.keeps_nulls and any(value is None for value in values):
             texts = keys.to_pylist()
             for place, value in enumerate(values):
                 if value is None:
@@ -95,10 +98,25 @@ class RecordKeys:
             raise UnusableKeyError("null_key", f"{name}, which is the table's key, is null")
         return keys
 
+    def _of_fields(self, values: Sequence[Any]) -> pa.Array:
+        """The texts of keys of several fields. A table's row needs all of them."""
+        names, key = self.source.key_fields, self.source.key or ""
+        columns = [self.columns.column(values, name) for name in names]
+        try:
+            keys = _key_texts_of_column(pa.StructArray.from_arrays(columns, [*names]))
+        except (ValueError, OverflowError, TypeError) as error:
+            raise UnusableKeyError("key", f"{key}, which is used as a key: {error}") from None
+        if self.source.kind != "stream":
+            for column in columns:
+                keys = pc.if_else(column.is_valid(), keys, pa.scalar(None, pa.string()))
+        require_short_keys(key, keys)
+        return keys
+
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
         """The key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
 
-        Kafka's key is the field's value as text or as JSON, or a JSON object with the field.
+        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a key of several
+        fields, Kafka's key is a JSON object with all of them.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -108,8 +126,18 @@ class RecordKeys:
                 )
             return None
         try:
-            value = self._value_in_key(name, kafka_key)
-            column = self.columns.column_of_fields([value], name)
+            names = self.source.key_fields
+            if len(names) == 1:
+                value = self._value_in_key(name, kafka_key)
+                column = self.columns.column_of_fields([value], name)
+            else:
+                members = _members(kafka_key) or {}
+                if missing := [each for each in names if bytes(members.get(each, b"null")) == b"null"]:
+                    raise ValueError(f"it is not an object with {' and '.join(missing)}")
+                values = [self._field_decoder(each)[0](bytes(members[each])) for each in names]
+                fields = zip(values, names, strict=True)
+                columns = [self.columns.column_of_fields([each], each_name) for each, each_name in fields]
+                column = pa.StructArray.from_arrays(columns, [*names])
             key: str | None = _key_texts_of_column(column)[0].as_py()
         except UnicodeDecodeError as error:
             raise UnusableKeyError("key_not_utf8", str(error)) from None
@@ -122,7 +150,7 @@ class RecordKeys:
         return key
 
     def _value_in_key(self, name: str, kafka_key: bytes) -> Any:
-        decode, check = self._field_decoder
+        decode, check = self._field_decoder(name)
         sql_type, text, written = self.source.types[name], kafka_key.decode(), kafka_key.strip()
         # The key is an object with the field, or the object that is the field's own value.
         if written.startswith(b"{") and (members := _members(written)) is not None:
@@ -139,11 +167,18 @@ class RecordKeys:
         check(text)
         return msgspec.convert(text, self._type_of(name))
 
+    def _field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
+        """The function that decodes a key field's JSON, and the function that checks the amounts in it."""
+        if name not in self._field_decoders:
+            self._field_decoders[name] = self._new_field_decoder(name)
+        return self._field_decoders[name]
+
     @cached_property
-    def _field_decoder(self) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """The function that decodes the key field's JSON, and the function that checks the amounts in it."""
-        assert self.source.key is not None
-        kind = self._type_of(self.source.key)
+    def _field_decoders(self) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], None]]]:
+        return {}
+
+    def _new_field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
+        kind = self._type_of(name)
         decode, check = epochs.decoder(kind), contract_parts.amount_check(kind) or _accept
 
         def decode_checked(text: bytes) -> Any:
