@@ -209,7 +209,7 @@ class Handle(Generic[V]):
 
     def _key_expression(self, step: str, key: str | Sequence[str]) -> str:
         """SQL of a key that is an expression, or a list of fields."""
-        if isinstance(key, str):
+        if isinstance(key, str) or not isinstance(key, Sequence):
             return key
         fields = key_field_names(self._where(step), key)
         unknown = [name for name in fields if name not in self.fields]
@@ -1635,8 +1635,8 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Pass on each id's first record; drop and count repeats within the time `within`.
 
-        `by` is SQL for the id, or a list of fields. An id is forgotten `within` after its first record, in stream time. The next record with this id then
-        passes again.
+        `by` is SQL for the id, or a list of fields. An id is forgotten `within` after its first record, in stream time.
+        The next record with this id then passes again.
         """
         by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate")
@@ -1987,8 +1987,8 @@ class Table(Handle[V]):
     def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
         """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.
 
-        A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a windowed table can be
-        grouped by `_window_start`, for example to find the best key of each window.
+        A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a windowed table can
+        be grouped by `_window_start`, for example to find the best key of each window.
         """
         key = self._key_expression("group_by", key)
         self._require_expression(key, "group_by", "key")

@@ -323,8 +323,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().filter(3),  # type: ignore[call-overload]
         r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got int: 3",
     ),
-    "a list of fields as a key": (
-        lambda: sales().group_by(["shop", "item"]),  # type: ignore[call-overload]
+    "a list of fields as an array": (
+        lambda: sales().flat_map_values(["shop", "item"]),  # type: ignore[call-overload]
         r"got list: .* Write one expression over several fields as \"struct\(shop, item\)\"\.",
     ),
     "a function of too many": (
@@ -441,9 +441,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: sales().filter(None),  # type: ignore[call-overload]
         r"filter at .*: expected an SQL expression \(str\) or a function of \(value\), got NoneType: None",
     ),
-    "a key of several fields": (
-        lambda: sales().group_by(["shop", "amount"]),  # type: ignore[call-overload]
-        r"group_by at .*: expected an SQL expression .*got list: .*Write one expression",
+    "a key of one field in a list": (
+        lambda: sales().group_by(["shop"]),
+        r"group_by at .*: \['shop'\] is not a key of several fields",
     ),
     "a function of other values": (
         lambda: sales().filter(is_in_oslo),  # type: ignore[arg-type]
