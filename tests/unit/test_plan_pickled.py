@@ -6,10 +6,14 @@ import pickle
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from sluice import CustomWindow, Pipeline, custom_windows
+from sluice.engine.stages.build import stage_operator
 from sluice.engine.steps import pickling
-from sluice.plan import Plan, load_plan, plan
+from sluice.operators.call import Call, Lookup
+from sluice.plan import Job, Plan, load_plan, plan
+from sluice.plan.operator_parameters import TableLookup
 from sluice.topology import load_pipelines
 from sluice.values.references import Reference
 
@@ -65,3 +69,32 @@ def test_a_function_for_windows_is_pickled_with_the_plan() -> None:
     assert [name for name, _ in copy.job.state_functions] == [
         "test_a_function_for_windows_is_pickled_with_the_plan.<locals>.<lambda> (store counts)"
     ]
+
+
+class Customer(Struct):
+    """A row of a table."""
+
+    name: str
+
+
+def test_steps_that_ask_are_pickled_with_their_functions() -> None:
+    """Also the task that runs them, with the URL of the database, which its text does not show."""
+    rate = 3
+    pipeline = Pipeline("p", workers=1)
+    words = pipeline.stream("words", value=str)
+
+    async def score(word: str) -> int:
+        return rate * len(word)
+
+    words.call(score, returns=int).to("scores", value=str)
+    words.lookup("customers", connection="crm", key="value", column="id", returns=Customer).to("known")
+    job = plan(pipeline).job
+    copy: Job = pickle.loads(pickle.dumps(job))
+    assert copy == job
+    urls = {"SLUICE_CONNECTION_CRM": "sqlite:///secret.db"}
+    for operator in job.operators:
+        task = stage_operator(operator, {}, is_read=True, only_last=False, connections=urls)
+        assert "secret" not in repr(task)
+        data = pickle.dumps(task)
+        assert (b"secret" in data) == isinstance(operator.action, TableLookup)
+        assert isinstance(pickle.loads(data).make(), Call | Lookup)
