@@ -112,7 +112,8 @@ class DatabaseTable:
         try:
             return self._declared.json(msgspec.convert(values, self.row_type))
         except Exception as error:
-            return error
+            # The cache must not keep the frames of the traceback.
+            return error.with_traceback(None)
 
     def _key_value(self, key: str) -> Any:
         """The value of the key column for the text of a key; None if the column cannot have such a value."""

@@ -89,10 +89,9 @@ class Call(_Stateless):
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
         """Call with lists of up to `size` values. If a list has failed, call with each of its values alone."""
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        answers_of_lists = self._calls.all([partial(self._call_many, asked) for asked in lists])
         results: list[Any] = []
-        for asked, answers in zip(
-            lists, self._calls.all([partial(self._call_many, each) for each in lists]), strict=True
-        ):
+        for asked, answers in zip(lists, answers_of_lists, strict=True):
             if isinstance(answers, BaseException) and len(asked) > 1:
                 results += self._ask_many(asked, 1)
             elif isinstance(answers, BaseException):

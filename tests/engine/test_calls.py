@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from sluice import Pipeline
+from sluice.operations.changed_stores import ChangedStores
 from sluice.operations.rebuild import Rebuild
-from sluice.plan import plan
+from sluice.operations.repartition import repartition
+from sluice.plan import Job, plan
 from tests.engine.conftest import Start
 from tests.engine.shop import Names
 
@@ -40,13 +44,17 @@ class Counter:
         return len(self.file.read_text().splitlines())
 
 
-def numbered(counter: Counter, answers: str = "numbers") -> Callable[[Names], Pipeline]:
+def numbered(
+    counter: Counter, answers: str = "numbers", *, workers: int = 2, with_largest: bool = False
+) -> Callable[[Names], Pipeline]:
     def build(names: Names) -> Pipeline:
-        pipeline = names.pipeline(workers=2)
+        pipeline = names.pipeline(workers=workers)
         orders = pipeline.stream(names("orders"), value=Order, key="customer")
         numbers = orders.call(counter, returns=int, retries=0, answers=answers)
         numbers.to(names("numbers"))
         numbers.group_by("_key").aggregate(store="sums", sum="sum(value)", count="count(*)")
+        if with_largest:
+            numbers.group_by("_key").aggregate(store="largest", number="max(value)")
         return pipeline
 
     return build
@@ -85,3 +93,29 @@ def test_a_repeated_batch_and_a_rebuild_find_the_recorded_answers(start: Start, 
     renamed = numbered(counter, "numbers_2")(running.names)
     assert Rebuild(running.spark, plan(renamed).job, running.settings).run() == 3
     assert counter.calls == 10
+
+
+def test_answers_follow_their_keys_to_other_workers_and_to_changed_stores(start: Start, tmp_path: Path) -> None:
+    counter = Counter(tmp_path / "calls")
+    running = start(numbered(counter), orders=2)
+    customers = [f"c{number}" for number in range(12)]
+    running.send("orders", *orders(*customers))
+    running.run()
+    sums = running.store("sums")
+
+    wider = replace(running, pipeline=numbered(counter, workers=5)(running.names))
+    repartition(plan(wider.pipeline).job, running.settings)
+    changed = numbered(counter, workers=5, with_largest=True)(running.names)
+    part_of = partial(part, changed)
+    ChangedStores(running.spark, plan(changed).job, part_of, running.settings).run()
+    changed_running = replace(running, pipeline=changed)
+    assert changed_running.store("sums") == sums
+    largest = changed_running.store("largest")
+    assert {key: value["number"] for key, value in largest.items()} == {key: sums[key]["sum"] for key in customers}
+    Rebuild(running.spark, plan(changed).job, running.settings).run()
+    assert changed_running.store("sums") == sums
+    assert counter.calls == 12
+
+
+def part(pipeline: Pipeline, names: Collection[str]) -> Job:
+    return plan(pipeline, names).job

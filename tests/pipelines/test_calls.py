@@ -302,6 +302,18 @@ def test_wrong_uses_are_errors_of_the_file(function: Any, options: dict[str, Any
         scored(function, **options)
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_equal_rows_of_a_record_share_a_call(drive: Drive) -> None:
+    pipeline = Pipeline("parts")
+    orders = pipeline.stream("orders", value=Order)
+    orders.flat_map_values(lambda order: [order, order], returns=Order).call(score, returns=Score).to("scores")
+    driver = drive(pipeline)
+    driver.pipe("orders", order("Alice", 1), key="a", timestamp=0)
+    driver.pipe("orders", order("Alice", 1), key="a", timestamp=0)
+    assert len(driver.output("scores")) == 4
+    assert CALLS["Alice"] == 2
+
+
 def test_two_steps_need_names_of_their_own() -> None:
     pipeline = Pipeline("twice")
     orders = pipeline.stream("orders", value=Order)

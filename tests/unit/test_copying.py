@@ -114,7 +114,10 @@ def test_a_copy_has_the_recorded_answers_and_forgets_what_its_source_forgets(dat
     source, place = Source(database), location(database, GenerationRef("copy", 1), 0)
     for batch in range(3):
         source.write()
-        new = [Answer("score", f"{batch}-{number}", "a", batch * 100, batch, f"{number}") for number in range(10)]
+        new = [
+            Answer("score", f"{batch}-{number}", "a\0b", batch * 100, batch, error=f"\0{number}")
+            for number in range(10)
+        ]
         source.shard.write_answers(new, 0, forget={"score": (batch - 1) * 100})
         with ShardCopy(source.shard, place) as copy:
             copy.fill()

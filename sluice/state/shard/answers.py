@@ -19,7 +19,7 @@ _IDS_AT_ONCE = 500
 _COLUMNS = "step, id, key, at, batch, value, error"
 _CREATE = """CREATE TABLE IF NOT EXISTS answers (
     step VARCHAR NOT NULL, id VARCHAR NOT NULL, key VARCHAR NOT NULL, at BIGINT NOT NULL,
-    batch BIGINT NOT NULL, value TEXT, error TEXT, PRIMARY KEY (step, id))"""
+    batch BIGINT NOT NULL, value TEXT, error VARCHAR, PRIMARY KEY (step, id))"""
 _CREATE_INDEX = "CREATE INDEX IF NOT EXISTS answers_at ON answers (at, step, id)"
 _READ = f"SELECT {_COLUMNS} FROM answers WHERE step = ? AND id IN ({{ids}})"
 # The first answer stays. Two attempts of a task may have called at the same time.
