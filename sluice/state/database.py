@@ -182,9 +182,9 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def close_file(url: str) -> None:
-    """Move the log of a SQLite database that nobody has open into its file.
+    """Move the log of a SQLite database that nobody has open into the database's file.
 
-    It can then be read on a read-only disk.
+    The file can then be read on a read-only disk.
     """
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))
@@ -194,9 +194,10 @@ def close_file(url: str) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
-    # With another value, Python's driver would begin transactions by itself, and no transactions for reads.
+    # Otherwise, Python's driver would begin a transaction itself before a write, but none before
+    # reads.
     connection.isolation_level = None
-    # This is the first access to the file, and fails unless the file is a database.
+    # This is the first access to the file. It fails if the file is not a database.
     prepare_to_write(connection, durable=durable)
     close_database(path)
 
@@ -222,7 +223,10 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def prepare_to_write(connection: sqlite3.Connection, *, durable: bool) -> None:
-    """Use a write-ahead log, and flush every commit to disk, unless the data need not survive a crash."""
+    """If the data must survive a crash, use a write-ahead log, and flush every commit to disk.
+
+    Without `durable`, use faster settings, with which a crash may lose data.
+    """
     if not durable:
         connection.execute("PRAGMA journal_mode=MEMORY")
         connection.execute("PRAGMA synchronous=OFF")
@@ -233,7 +237,8 @@ def prepare_to_write(connection: sqlite3.Connection, *, durable: bool) -> None:
             connection.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError:
-            # Switching a new file to WAL fails while another process does the same, so it is tried again.
+            # Switching a new file to WAL fails while another process does the same, so this process
+            # tries again.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

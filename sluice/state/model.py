@@ -93,7 +93,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
     """The worker's standby; None if the worker has no standby."""
 
     def at_standby(self, as_of: int) -> WorkerInfo | None:
-        """The worker as it is at its standby; None if the standby does not have batch `as_of`."""
+        """The worker with the address of its standby's copy; None if the copy lacks batch `as_of`."""
         standby = self.standby
         if standby is None or standby.batch < as_of:
             return None
@@ -115,8 +115,8 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
     topics: tuple[str, ...]
-    """The topics that the pipeline reads: its patterns first, and the topics that they match in the order in which runs
-    have found them."""
+    """The patterns of topics, then the topics that the pipeline reads. The topics that match a
+    pattern are in the order in which runs have found them."""
     operators: dict[str, str] = {}
     """The operators that keep a state per key: name → description of the state."""
     functions: dict[str, str] = {}
@@ -137,14 +137,16 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     stream_times: dict[str, int]
     """`OPERATOR/TOPIC/PARTITION` → the largest event time in ms."""
     counts: dict[str, int]
-    """The batch's records: `read`, `applied`, `dead_letter/REASON`, `late/STORE`, `output/TOPIC`,
-    `rows`."""
+    """Name of a count → number of the batch's records, such as `read`, `applied` or
+    `late/STORE`; also `rows`, the versions written to shards. docs/how-it-works.md lists all
+    names."""
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""
     due: int | None = None
-    """When the next batch without records has something to do, epoch ms; None if it has nothing to do.
+    """Epoch ms from which on a batch without records has something to do; None if there is nothing.
 
-    It fires timers on the wall clock, deletes rows that expire by it, or sends results for which stream time goes on.
+    Such a batch fires wall-clock timers, deletes rows that expire by the clock, or sends results
+    because stream time goes on by the clock.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
 packets. So a wait ends at the thread's time limit (`state.time_limits`). A statement without a time
-limit may take as long as it needs, while the server accepts other connections.
+limit may take as long as it needs, provided that the server still accepts other connections.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
                 if is_ready:
                     heard_at = now
                 elif until is None and now - heard_at >= SILENT_SECONDS:
-                    # A long statement is silent, too. Only a server that is gone refuses other
-                    # connections.
+                    # A server is also silent during a long statement. It is gone only if it does
+                    # not answer an attempt to open another connection either.
                     if not _accepts_connections(self.address):
                         silence = f"{now - heard_at:.0f} s"
                         raise self._given_up(f"the server has been silent for {silence} and is not reachable")
@@ -80,7 +80,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) -> BoundedConnection:
     """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
 
-    Parameters in the address, such as `connect_timeout`, replace the parameters of this module.
+    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`.
     """
     address = {
         "connect_timeout": CONNECT_SECONDS,
@@ -103,6 +103,7 @@ def _accepts_connections(address: dict[str, Any]) -> bool:
     except errors.ConnectionTimeout:
         return False
     except psycopg.Error:
-        # Any other error is an answer, such as that too many clients are connected, so the server is running.
+        # Any other error is an answer of the server or of its host, such as that too many clients
+        # are connected. Then the wait goes on.
         pass
     return True

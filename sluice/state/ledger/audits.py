@@ -23,9 +23,10 @@ _JSON_COLUMNS = ("sources", "outputs", "checksums", "states", "phases")
 
 
 class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcomes of one partition's records.
+    """The outcomes of the records that a batch has read from one partition.
 
-    Every record in `read` appears in exactly one other count.
+    Each record in `read` is counted exactly once in `applied`, `filtered`, `late`, `dropped` or
+    `dead_letters`.
     """
 
     topic: str
@@ -44,8 +45,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`,
-    `null_value`, `duplicate`, `failed`. Other steps may still process the record. Records that an
-    operator reads count as applied."""
+    `null_value`, `duplicate`, `failed`. Other steps may still process the record, so these counts
+    are no part of the balance. A record that reaches an operator counts as applied, even if the
+    operator skips it."""
     dropped: dict[str, int] = {}
     """Reason → number of unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
@@ -81,7 +83,7 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     run: str
     """The Airflow run; empty for a run without Airflow."""
     epoch: int
-    """Epoch of the lease that published the batch."""
+    """The epoch of the lease that the driver held when it published the batch."""
     sources: tuple[SourceAudit, ...]
     outputs: dict[str, int]
     """Topic → number of records written."""
@@ -90,10 +92,10 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
     states: dict[str, str] = msgspec.field(default_factory=dict)
     """Worker number as text → checksum of its operator states."""
     phases: dict[str, int] = msgspec.field(default_factory=dict)
-    """Phase of the batch → its duration in ms in the driver that published it: `start` until Spark
-    has planned the batch, `state` until its records are processed and all shards are written,
-    `audit`, and `output`. A replayed batch has no `start`, and a batch that was copied from another
-    generation has no phases."""
+    """Phase of the batch → its duration in ms in the driver that published it. The phases are
+    `start`, until Spark has planned the batch; `state`, until the records are processed and all
+    shards are written; `audit`; and `output`. A replayed batch has no `start`, and a batch that was
+    copied from another generation has no phases."""
 
     @property
     def is_written(self) -> bool:

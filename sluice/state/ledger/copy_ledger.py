@@ -17,18 +17,20 @@ from sluice.state.shard.passwords import without_password
 def copy_ledger(
     source: Ledger, target: Ledger, locations: Mapping[tuple[GenerationRef, int], str] | None = None
 ) -> None:
-    """Replace the target's rows by the source's rows in one transaction, with new addresses of shards, if given.
+    """Replace the target's rows by the source's rows, in one transaction.
 
-    With addresses, the target must have no pipelines: raises Refused and changes nothing if another
-    command has added a pipeline. Workers without a new address, such as the workers of a generation
-    that is being built, are left out, because their shards belong to the source.
+    `locations` are the new addresses of the workers' shards. If they are given, the target must
+    have no pipelines: raises Refused and changes nothing if another command has added a pipeline.
+    Workers without a new address, such as the workers of a generation that is being built, are then
+    left out, because their shards belong to the source.
     """
     with (
         database_errors("Copying the ledger", seconds=None),
         reading(source.engine) as old,
         transaction(target.engine) as new,
     ):
-        # The transaction checks this again: a run may have begun since the command found the target empty.
+        # Check again, within the transaction: since the command found the target empty, a run may
+        # have added a pipeline.
         pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
         if locations is not None and pipeline is not None:
             raise Refused(
@@ -37,7 +39,7 @@ def copy_ledger(
                 next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
-            # The target's database assigns the automatic numbers of rows itself.
+            # The target's database numbers the rows itself in columns that count up automatically.
             columns = [column for column in table.columns if column.autoincrement is not True]
             rows = [dict(row) for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()]
             new.execute(delete(table))

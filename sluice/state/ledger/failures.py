@@ -2,17 +2,17 @@
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
-| run | the last run failed | the driver, or the operator that waited for it | a run has read all records |
+| run | the last run failed | the driver, or the Airflow task that waited for it | a run has read all records |
 | file | the pipeline's file cannot be loaded | the program that loads it | it can be loaded |
-| overdue | the data are older than the pipeline's deadline | the alert | a run has read all records |
-| input | brokers or topics are away, so the pipeline waits | the trigger | they are back |
-| slot | a run was asked for, but Airflow does not start it | the trigger | a driver has started |
+| overdue | the data are older than the pipeline's deadline | Airflow's task `alert` | a run has read all records |
+| input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
+| slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
-| held | a transaction of a producer holds back records | the trigger | the transaction has ended |
+| held | a transaction of a producer holds back records | the DAG's trigger | the transaction has ended |
 | rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
 | host | a state server does not answer | a program that asks it | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
-| clock | the clock of a host is off | that host | it is right |
+| clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
 
 A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host has recorded it
@@ -45,7 +45,7 @@ ready."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 40.0
-"""A run that Airflow has not started after this time waits for a slot."""
+"""If Airflow has not started a run after this time, the run counts as waiting for a slot."""
 
 _LENGTH = 1_000
 
@@ -114,7 +114,11 @@ class Failures(LedgerPart):
             connection.execute(insert(FAILURES), _row(failure))
 
     def add_if_new(self, failure: Failure) -> bool:
-        """Add a failure and return True. Does nothing if the pipeline already has a failure of this kind."""
+        """Add a failure, and return True.
+
+        If the pipeline already has a failure of this kind and host, returns False and changes
+        nothing.
+        """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             if connection.execute(select(FAILURES).where(*_same(failure))).first() is not None:
                 return False
@@ -122,7 +126,11 @@ class Failures(LedgerPart):
             return True
 
     def keep(self, *failures: Failure) -> None:
-        """Add failures. An earlier failure of the same pipeline, kind and host gets the new text and keeps its time."""
+        """Add failures.
+
+        A failure replaces an earlier failure of the same pipeline, kind and host, but keeps the
+        time at which the earlier failure began.
+        """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
             for failure in failures:
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
@@ -130,7 +138,7 @@ class Failures(LedgerPart):
                 connection.execute(insert(FAILURES), _row(failure) | ({"at": since} if since else {}))
 
     def of(self, pipeline: str) -> list[Failure]:
-        """The failures of a pipeline, sorted by kind."""
+        """The failures of a pipeline, sorted by kind and host."""
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
     def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
@@ -171,7 +179,7 @@ def _row(failure: Failure) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as text. All such texts are equally long, so that every collation sorts them by time."""
+    """A time as text. All times get equally long texts, so every collation sorts them by time."""
     return moment.isoformat(timespec="microseconds")
 
 

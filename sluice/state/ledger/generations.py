@@ -111,8 +111,8 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if connection.execute(registered).first() is None:
                 raise NotFound(f"Pipeline {ref.pipeline!r} has no generation {ref.generation}.")
-            # A worker that was moved meanwhile has left its shard of the new generation at its
-            # former place.
+            # If a worker was moved since the shards were filled, its shard of the new generation is
+            # still at the server from which the worker was moved.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
                     f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "
@@ -205,7 +205,7 @@ class Generations(LedgerPart):
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
-            # The row stays, so that no other generation gets this number.
+            # The lease's row stays, so that no other generation gets this number.
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
@@ -237,7 +237,7 @@ class Generations(LedgerPart):
     def all_current(self) -> list[GenerationInfo]:
         """The current generations of all pipelines, sorted by pipeline.
 
-        Takes as many statements as for one pipeline.
+        The number of SQL statements does not grow with the number of pipelines.
         """
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 

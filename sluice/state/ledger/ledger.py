@@ -81,7 +81,8 @@ class Ledger:
         if self.engine.dialect.name == "sqlite":
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:
-            # The first statement opens the connection, which takes longer than an answer.
+            # The first statement opens the connection. That takes long, so it must not be part of
+            # the measurement.
             connection.execute(select(1))
             begun = time.time()
             theirs = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()

@@ -1,4 +1,4 @@
-"""Notes for operators about a pipeline's state, such as that it was restored or continues with changed code."""
+"""Notes about a pipeline's state, such as that it was restored, for the people who run it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Placements: which state server serves each worker's shards.
 
 Every process opens the shard of a worker without a placement itself. A worker with a placement is
-queried at its state server. The server also writes the shard if it is a SQLite file, which only the
-server's host can open; a shard in PostgreSQL is written directly.
+queried at its state server. The server also writes the shard if the shard is a SQLite file, which
+only the server's host can open. Runs write a shard in PostgreSQL directly.
 
 Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it
 begins. A move that was paused while another move began has an older epoch, and is refused.

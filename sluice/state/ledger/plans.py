@@ -1,8 +1,8 @@
 """The plan of each generation's newest batch: which records it reads, and its clock.
 
-A driver writes the plan before anything of the batch leaves it: output, rows of a table, or rows of
-a shard. If the driver ends before the batch is published, the next driver, on whatever host, repeats
-exactly this plan.
+A driver writes the plan before it writes anything of the batch to a topic, a table or a shard. If
+the driver ends before the batch is published, the next driver, on whatever host, repeats exactly
+this plan.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class Plans(LedgerPart):
     def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
         """Plan the next batch of a generation. Returns the plan to execute.
 
-        If the batch was planned before and not published, this is the earlier plan, otherwise `plan`.
-
-        Raises LeaseError unless the generation's lease is held in this epoch.
+        If the batch was planned before but not published, returns the earlier plan. Otherwise,
+        stores and returns `plan`. Raises LeaseError unless the generation's lease is held in this
+        epoch.
         """
         with database_errors("Planning the batch"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
             planned = _unpublished(connection, ref)
             if planned is not None:
-                # Output of the batch may have been written already, so only the same batch can follow.
+                # Output of the planned batch may have been written already, so exactly this batch
+                # must be repeated.
                 return planned
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
             texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
@@ -55,7 +56,10 @@ class Plans(LedgerPart):
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
-        """The plan of a batch that was begun but not published, and that the next run repeats."""
+        """The plan of the batch that was planned but not published, which the next run repeats.
+
+        None if the newest planned batch is published.
+        """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _unpublished(connection, ref)
 

@@ -17,7 +17,7 @@ from sluice.state.model import GenerationRef
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """A generation's quarantine, and the places of its shards, before the shards are read."""
+    """A generation's quarantine, and its workers' placements, noted before the shards are read."""
 
     ref: GenerationRef
     since: Mapping[int, str]
@@ -44,9 +44,9 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """The quarantine and the places of shards that are about to be read.
+        """The quarantine and the placements of a generation whose shards are about to be read.
 
-        `conclude` compares them afterwards.
+        After the reading, `conclude` checks that they are still the same.
         """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
@@ -54,13 +54,14 @@ class Quarantine(LedgerPart):
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
         """Stop readers and writers from opening the worker's shard; without a reason, allow it again.
 
-        Raises Refused and changes nothing if the shard's quarantine or its place has changed since
-        `before`.
+        Raises Refused and changes nothing if the worker's quarantine or placement is not the same
+        as in `before`.
         """
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
             since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
-            # The check of the shard that was read says nothing about a shard that has replaced it meanwhile.
+            # The caller has read one shard. Its result says nothing about a shard that has replaced
+            # that shard meanwhile.
             if (since.get(worker), places.get(worker)) != (
                 before.since.get(worker),
                 before.places.get(worker),

@@ -35,9 +35,10 @@ def note_killed(
     since: datetime | None,
     what: str,
 ) -> None:
-    """Record that a driver failed, unless a failure of the pipeline's run is recorded that began after `since`.
+    """Record that a driver failed with the error `what`, unless the driver has recorded this itself.
 
-    If `since` is None, any recorded failure of the run counts.
+    The driver has recorded it if the pipeline has a failure of kind `run` that began at `since` or
+    later. If `since` is None, any failure of this kind counts.
     """
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
@@ -46,7 +47,7 @@ def note_killed(
         failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
         if any(since is None or failure.at >= since for failure in failures):
             return
-        # A driver counts its own run when the run ends, unless the driver is killed.
+        # A driver counts its own run when the run ends. A killed driver could not.
         ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])
     _add(configuration, EngineError(what), pipeline, run)
 

@@ -18,7 +18,7 @@ class Sizes(LedgerPart):
     """The sizes of all pipelines' states."""
 
     def note(self, pipeline: str, day: date, size: int) -> None:
-        """Note the bytes of a pipeline's state on a day, and forget the days that no longer matter."""
+        """Note the bytes of a pipeline's state on a day. Forget all but the last `DAYS` days."""
         c, first = SIZES.c, (day - timedelta(days=DAYS - 1)).isoformat()
         with database_errors("Writing the size of the state"), transaction(self._engine) as connection:
             # A second note of the same day, after a retry, replaces the first.

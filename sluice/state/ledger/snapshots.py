@@ -82,8 +82,8 @@ class Snapshots(LedgerPart):
                 if batch is not None:
                     connection.execute(insert(HISTORY), history_row(ref, batch))
                 return True
-            # A driver that crashed, or lost its connection, during the commit publishes the batch
-            # again.
+            # The batch may be published already: a driver that crashed or lost its connection
+            # during the commit does not know that the commit succeeded, and publishes again.
             same_batch = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == snapshot.batch)
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
@@ -130,7 +130,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """The batches of the current generation of each pipeline that has published a batch."""
+        """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole index.
         ends = [
@@ -157,8 +157,8 @@ class Snapshots(LedgerPart):
     ) -> list[Snapshot]:
         """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
-        Only snapshots with a count whose name contains a text of `counting`, such as `late/`. By
-        default, every snapshot has one.
+        With `counting`, only snapshots with a count whose name contains one of these texts, such as
+        `late/`. The default, an empty text, is contained in every name.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
@@ -192,7 +192,10 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
 
     def first_of_newest_run(self, ref: GenerationRef) -> int | None:
-        """The first kept batch of the run that published a generation's newest snapshot; None before the first."""
+        """The first kept batch of the run that published a generation's newest snapshot.
+
+        None if the generation has no snapshot yet.
+        """
         newest = self.newest(ref)
         if newest is None:
             return None
@@ -204,12 +207,15 @@ class Snapshots(LedgerPart):
         return first
 
     def get(self, ref: GenerationRef, batch: int) -> Snapshot | None:
-        """One snapshot of any generation, or None if retention has removed it or it was never published."""
+        """A snapshot of a generation, current or not.
+
+        None if the snapshot was never published, or if retention has removed it.
+        """
         rows = self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch))
         return _snapshot(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> Snapshot | None:
-        """The newest snapshot of any generation, or None before its first."""
+        """The newest snapshot of a generation, current or not; None before its first."""
         of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
         rows = self._read(of_generation.order_by(SNAPSHOTS.c.batch.desc()).limit(1))
         return _snapshot(rows[0]) if rows else None
@@ -220,7 +226,7 @@ class Snapshots(LedgerPart):
             return _last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """The batches of each generation that has published a batch."""
+        """Generation → its oldest and newest batch. Omits generations without a batch."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
@@ -264,7 +270,8 @@ def _insert_times(
     times: Mapping[str, int],
 ) -> None:
     if last is not None:
-        # A retry of the newest batch needs the times before it, so they stay until the next batch.
+        # If the newest batch is repeated, it needs the stream times of the batch before it. So
+        # these stay until the next batch.
         connection.execute(delete(TIMES).where(of_ref(TIMES, snapshot.ref), TIMES.c.batch < last))
     values = {"batch": snapshot.batch, "times": as_json(dict(times))}
     connection.execute(insert(TIMES), msgspec.structs.asdict(snapshot.ref) | values)
@@ -277,9 +284,9 @@ def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as the ledger stores it.
+    """A time as the text that the ledger stores.
 
-    All such texts are equally long, so that every collation sorts them by time.
+    The texts of all times are equally long, so every collation sorts them by time.
     """
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 

@@ -53,10 +53,10 @@ class Sources(LedgerPart):
         partitions: Iterable[SourcePartition],
         lease: LeaseRow,
     ) -> None:
-        """Set where a generation begins to read. It must not have read anything yet.
+        """Set where a generation begins to read. The generation must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
-        because another command may use the new generation's number by now.
+        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held:
+        another command may then have given the number of `ref` to a generation of its own.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)

@@ -43,7 +43,10 @@ class Standby(Placement, frozen=True):
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
-        """The standby as readers of a generation see it."""
+        """The standby as readers of a generation see it.
+
+        If it has a copy of another generation, they see it without a copy.
+        """
         batch = self.batch if self.copied_generation == ref else -1
         return StandbyInfo(host=self.host, port=self.port, server=self.shard(ref), batch=batch)
 
@@ -139,8 +142,8 @@ class Standbys(LedgerPart):
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
             connection.execute(delete(STANDBYS).where(*_worker(standby.pipeline, standby.number)))
-            # A move that has ended meanwhile has placed the worker at another server, which is not
-            # lost.
+            # Meanwhile, a move may have placed the worker at another server. That server is not
+            # lost, so the standby must not take its place.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
                     f"Another command has moved worker {standby.number} of {standby.pipeline!r} meanwhile, or has "
@@ -170,6 +173,6 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 
 
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """The addresses that a table names for the worker."""
+    """The addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
     return {(row.host, row.port) for row in connection.execute(select(table.c.host, table.c.port).where(*same))}

@@ -146,8 +146,8 @@ PLACEMENTS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The workers that a state server serves. Every process opens the shards of other workers
-itself."""
+"""The state server of each worker that has one. Every process opens the shards of workers without
+a state server itself."""
 
 PLACES = Table(
     "places",
@@ -310,8 +310,7 @@ NOTES = Table(
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
     Column("text", Text, nullable=False),
 )
-"""Notes about a pipeline's state, such as that it was restored. They are kept as long as the
-pipeline."""
+"""Notes about a pipeline's state, such as that it was restored. Retention does not remove them."""
 
 QUARANTINE = Table(
     "quarantine",
@@ -368,6 +367,10 @@ def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:
 
 
 def current(table: Table) -> Select[Any]:
-    """Select all rows of the current generations, in one statement so that a promotion cannot happen in between."""
+    """Select a table's rows of the current generations.
+
+    One statement finds the current generations and reads their rows. Between two statements,
+    another generation could become current.
+    """
     same = and_(PIPELINES.c.pipeline == table.c.pipeline, PIPELINES.c.generation == table.c.generation)
     return select(table).join(PIPELINES, same)

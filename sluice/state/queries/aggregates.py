@@ -34,7 +34,7 @@ for a number."""
 class Group(msgspec.Struct, frozen=True, array_like=True):
     """The aggregates of one group.
 
-    `sum`, `min` and `max` are None if no field was given, or no entry has it.
+    `sum`, `min` and `max` are None if no entry of the group has a number in the field.
     """
 
     group: msgspec.Raw
@@ -72,9 +72,9 @@ class _Sums:
 class Aggregates:
     """Aggregates entries by group, incrementally.
 
-    `field` and `group_by` are paths in the value, such as `customer.city`; "" is the value itself,
-    of which only numbers are summed. `group_by` may also be `_key`, `_start` (the window's start,
-    epoch ms), or `_all`, which makes a single group.
+    `field` and `group_by` are paths in the value, such as `customer.city`; the path "" is the value
+    itself. If `field` is "", values that are not numbers are counted but not summed. `group_by` may
+    also be `_key`, `_start` (the window's start, epoch ms), or `_all`, which makes a single group.
     """
 
     def __init__(self, field: str, group_by: str) -> None:
@@ -83,11 +83,14 @@ class Aggregates:
         self._groups: dict[bytes, _Sums] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add entries. Raises QueryError if the field does not hold a number."""
+        """Add entries.
+
+        Raises QueryError if the field of an entry is not a number, or if there are too many groups.
+        """
         for entry in entries:
             value = _decode_value(entry)
             number = None
-            # Without a field, entries can be counted whatever their values.
+            # Without a field, the entries are counted, even if their values are not numbers.
             if self._field or type(value) in _NUMBER_TYPES:
                 number = _number(entry, _field_value(value, self._field), self._field)
             group = _ENCODER.encode(_group(entry, value, self._group_by))

@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def store_value(column: int, values: str | None) -> msgspec.Raw | None:
-    """A store's value in a state row's JSON array, or None.
+    """A store's value in a state row's JSON array; None for a tombstone, or if the value is null.
 
     Raises StateError if the array is damaged.
     """

@@ -102,8 +102,8 @@ class Count(Query[int], frozen=True, tag=True):
 
     def execute(self, shard: LocalShard) -> int:
         if self.store_column == 0:
-            # The database can count the values of the first store, which begin the row's JSON
-            # array. The values of other stores are inside the array.
+            # Only the values of the first store can be counted by the database: each is at the
+            # beginning of a row's JSON array, where SQL finds it.
             return shard.count(self.group_id, self.as_of, self.within)
         return sum(len(page) for page in _pages(self, shard, self.within))
 
@@ -144,7 +144,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
 
 
 class Changed(Query[list[tuple[str, int]]], frozen=True, tag=True):
-    """The sorted keys and window starts that changed in the batches after `since` up to `as_of`."""
+    """The keys and window starts of the rows that changed after batch `since`, up to `as_of`."""
 
     since: int
     limit: int

@@ -2,8 +2,9 @@
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
-gets its journal, and all of its rows are read and compared with the checksums of a snapshot. An
-interrupted copy of a whole shard continues after its last row.
+gets its journal (a shard's list of its batches and their checksums), and all of its rows are read
+and compared with the checksums of a snapshot. If the copying of a whole shard is interrupted, the
+next attempt continues after the last copied row.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ Versions = TypeVar("Versions", Version, StateVersion)
 
 
 class ShardCopy:
-    """A copy of one shard at another place, with its journal and its snapshots, up to batch `until` if it is given.
+    """A copy of the shard `source` at the address `place`, with all batches or those up to `until`.
 
-    Continues an unfinished copy at this place, and brings a complete copy up to date. If the copy
-    then differs from the source, it is replaced. `is_complete` says that the ledger knows of a
-    complete copy here, so that a lost copy is replaced, too. `settled` is the newest published
-    batch, which no run writes again.
+    An unfinished copy at this address is continued, and a complete copy is brought up to date. If
+    the copy differs from the source afterwards, a new copy replaces it. `is_complete` says that the
+    ledger knows of a complete copy at this address. If that copy is lost, a new copy replaces it,
+    too. `settled` is the newest published batch, which no run writes again.
     """
 
     def __init__(
@@ -52,17 +53,18 @@ class ShardCopy:
         self.versions = 0
         """The number of versions copied."""
         self.why_replaced = ""
-        """Why an earlier copy at this place was replaced; empty if none was."""
+        """Why an earlier copy at this address was replaced; empty if none was."""
         self._source, self._place, self._progress = source, place, progress
         self._until, self._settled = until, settled
         self._target: Shard | None = None
         try:
             self._target = open_shard(place, to_write=True) if is_complete else create_shard(place, continued=True)
             if is_complete:
-                # A promotion that was killed may have left the copy unsealed.
+                # A command that was killed while it promoted the standby may have left the copy
+                # unsealed.
                 self._target.seal()
         except DamagedState as error:
-            # A damaged copy is replaced when it is filled.
+            # `fill` replaces a damaged copy by a new one.
             self.why_replaced = error.detail
 
     def __enter__(self) -> Self:
@@ -133,9 +135,9 @@ class ShardCopy:
             raise
 
     def _copy_most(self, target: Shard) -> int:
-        """Copy the rows while the source may be in use.
+        """Copy the rows of all batches that no run can change anymore.
 
-        Returns the first batch that the copy lacks afterwards.
+        The source may be in use meanwhile. Returns the first batch that the copy lacks afterwards.
         """
         # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)
@@ -143,8 +145,8 @@ class ShardCopy:
         journal = target.journal()
         if not journal.batches:
             # If the copying is interrupted, the next attempt continues after the last copied row.
-            # This entry tells the next attempt from which batch on versions of the rows copied so
-            # far may be missing.
+            # Runs may meanwhile write new versions of the rows before it. This entry contains the
+            # first batch of which versions may then be missing.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:
@@ -157,7 +159,10 @@ class ShardCopy:
         return missing
 
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
-        """Copy the batches from `since` on, after removing their versions that an interrupted copy has written."""
+        """Copy the batches from `since` on.
+
+        An interrupted attempt may have copied a part of them. That part is removed first.
+        """
         target.replace_journal(since, journal)
         self._copy_pages(target, since, NO_PLACES)
 
@@ -176,7 +181,11 @@ class ShardCopy:
 
 @dataclass
 class NewShard:
-    """A sealed shard that is filled with the state of one batch from other shards, divided or changed on the way."""
+    """A sealed shard that a command fills with the state as of one batch.
+
+    The rows come from other shards. On the way, the command may change them, or divide them among
+    several new shards.
+    """
 
     shard: Shard
     rows: Counter[int] = field(default_factory=Counter)
@@ -220,7 +229,8 @@ def copy_answers(source: Shard, target: Shard) -> None:
     """Copy the recorded answers that a sealed shard lacks, and remove the answers that the source has forgotten."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
-    # Several answers have the same time, of which an interrupted copy may have only some.
+    # Begin with the newest time that the target has: several answers may have this time, and an
+    # interrupted copy may have only some of them.
     for page in pages_of_answers(source, None if newest is None else (newest, "", "")):
         target.absorb_answers(page, oldest[0].at)
 

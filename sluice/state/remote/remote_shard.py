@@ -33,8 +33,8 @@ from sluice.state.shard.shard import (
 )
 
 ANSWER_SECONDS = 60.0
-"""How long a busy server may take to say that it has a shard. A paused server accepts connections
-and never answers."""
+"""How long a busy server may take to say that it has a shard. The wait must end, because a paused
+server accepts connections and never answers."""
 _WRITE_SECONDS = 600.0
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])

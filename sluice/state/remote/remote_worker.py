@@ -34,8 +34,8 @@ class RemoteWorker:
         self._address = address
         self._client: HttpClient | None = None
         self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
-        """Group, store column and batch of a query → the keys that wait for the next call, and
-        their values."""
+        """Group, store column and batch of a query → the keys that wait for the next call, each
+        with the future of its value."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
@@ -74,7 +74,7 @@ class RemoteWorker:
             self._start_call()
 
     async def _look_up_waiting_keys(self) -> None:
-        """Look up the keys that wait for the store that has waited longest, in one call."""
+        """Look up, in one call, all waiting keys of the store whose oldest key has waited longest."""
         if not self._waiting:
             return
         store = next(iter(self._waiting))
@@ -103,7 +103,7 @@ class RemoteWorker:
                 raise NotAStateServer
             return cast("T", result)
         except Refused as error:
-            # Another server has the worker.
+            # The server refuses the query if another server has the worker.
             raise StateError(error.detail) from None
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError("The worker's state server returned an unexpected response.") from None
@@ -112,5 +112,6 @@ class RemoteWorker:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # Asyncio logs errors that nobody retrieves, and the caller may be gone.
+        # The caller may be gone. Asyncio logs an error that nobody retrieves, so it is retrieved
+        # here.
         future.exception()

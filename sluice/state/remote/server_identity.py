@@ -1,8 +1,8 @@
 """How a state server proves its identity, before a program sends it the token.
 
-The program sends a random number, and a proof that it knows the token. The server answers with its
-card, and with a proof for this number and this card. Neither proof contains the token, and only a
-server with the token can answer.
+The program sends a random number, and a proof that it knows the token. The server answers with a
+card, which describes the server, and with a proof that is computed from the token, this number and
+this card. Neither proof contains the token, and only a server with the token can answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 
 
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
-    """The proved card of the state server at a URL. `address` names it in errors.
+    """The proved card of the state server at a URL. `address` names the server in errors.
 
     Raises StateError if no state server answers, and Refused if the server does not know this
     process's token.

@@ -94,10 +94,7 @@ def _refresh(
             _compare_journal(source, batch, published)
 
         def forget_copy() -> None:
-            """Keep readers from the copy, and delete it.
-
-            A server rejects queries of a copy that is not complete.
-            """
+            """Record that the standby has no copy, so that no query reads it. Delete the copy."""
             nonlocal standby
             copied = standby.copied_generation
             standby = ledger.standbys.record_copy(standby, ref, None, epoch)
@@ -105,7 +102,8 @@ def _refresh(
                 drop_shard(standby.shard(copied))
 
         def before_replacing() -> None:
-            # If the source is damaged, the copy is the only undamaged shard, so it must be kept.
+            # If the source is damaged, this raises an error, which keeps the copy: the copy may be
+            # the only undamaged shard.
             with _damage_of(worker):
                 _verify(source, batch, published)
             forget_copy()
@@ -137,9 +135,9 @@ def promote_standby(
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raises NotFound without a standby, Refused if the copy is older than the newest snapshot, or if
-    the worker's place or its standby has changed meanwhile, and DamagedState if the copy is
-    damaged.
+    Raises NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
+    is older than the newest snapshot, or if the worker's placement or its standby has changed
+    meanwhile.
     """
     place = ledger.placements.epochs(ref.pipeline).get(number, 0)
     info, batch = ledger.generations.get(ref), ledger.snapshots.last_batch(ref)
@@ -195,7 +193,7 @@ def promote_standby(
 def promote_lost_standbys(
     ledger: Ledger, ref: GenerationRef, epoch: int, lost: Iterable[int] | None, run: str, why: str
 ) -> list[str]:
-    """Promote the standbys of lost workers; with None, of the workers whose state servers do not answer.
+    """Promote the standbys of the workers `lost`; if None, of all workers whose servers are silent.
 
     Returns the notes. Raises the same errors as `promote_standby`.
     """

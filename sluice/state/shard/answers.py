@@ -22,7 +22,7 @@ _CREATE = """CREATE TABLE IF NOT EXISTS answers (
     batch BIGINT NOT NULL, value TEXT, error VARCHAR, PRIMARY KEY (step, id))"""
 _CREATE_INDEX = "CREATE INDEX IF NOT EXISTS answers_at ON answers (at, step, id)"
 _READ = f"SELECT {_COLUMNS} FROM answers WHERE step = ? AND id IN ({{ids}})"
-# The first answer stays. Two attempts of a task may have called at the same time.
+# If two attempts of a task have made the same call at the same time, the first answer stays.
 _INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _PAGE = f"SELECT {_COLUMNS} FROM answers WHERE (at, step, id) > (?, ?, ?) ORDER BY at, step, id LIMIT ?"
 _BEFORE_ALL = (-1, "", "")
@@ -34,13 +34,13 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     step: str
     """The name under which the step's answers are recorded."""
     id: str
-    """Identifies the row, whatever the batches."""
+    """Identifies the row: the same row has the same id in every batch and every attempt."""
     key: str
-    """The row's key, whose owner has the answer; empty for a row without a key."""
+    """The row's key; the worker that owns it keeps the answer. Empty for a row without a key."""
     at: int
-    """The clock of the batch that called, epoch ms."""
+    """The clock of the batch in which the call was made, epoch ms."""
     batch: int
-    """The batch that called; -1 for an answer from another generation."""
+    """The batch in which the call was made; -1 for an answer from another generation."""
     value: str | None = None
     """The result as JSON; None for null or a failure."""
     error: str | None = None

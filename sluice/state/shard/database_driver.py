@@ -63,18 +63,18 @@ class Driver(Protocol):
         """Read the whole database. Raises StateError if its internal structures are damaged."""
 
     def has_table(self, name: str) -> bool:
-        """Whether the shard has a table that is made when it is first needed."""
+        """Whether the shard has this table. Some tables are created when they are first needed."""
 
     def is_current(self) -> bool:
         """Whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
-        """Whether the shard was moved away.
+        """Whether the shard is sealed, so that runs cannot write to it.
 
-        Within a transaction, the answer holds until its end.
+        Within a transaction, the answer holds until the transaction's end.
         """
 
     def seal(self, sealed: bool) -> None:
-        """Mark the shard as moved away, or remove the mark."""
+        """Mark the shard as sealed, or remove the mark."""
 
     def close(self) -> None: ...

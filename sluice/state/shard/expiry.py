@@ -32,29 +32,29 @@ def expire(
     batch: int,
     ends: Mapping[int, int],
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """Within a transaction, write tombstones for windows that ended before `ends`: group id → epoch ms.
+    """Within a transaction, write tombstones for each group's windows that ended before a time.
 
-    Returns the expired rows with their digests, and the growth of the table in rows. Idempotent per
-    batch.
+    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and the
+    growth of the table in rows. Idempotent per batch.
     """
     driver.execute(_CREATE_HORIZONS)
     driver.execute(_CREATE_INDEX)
     expired: list[tuple[Any, ...]] = []
     for group_id, until in ends.items():
-        # Windows that ended before the previous batch's horizon have already expired and accept no
-        # more records.
+        # A batch's horizon is the time in its `ends`. Windows that ended before an earlier batch's
+        # horizon have expired already, and no record can open them again.
         since = driver.fetch(_LAST_HORIZON, (group_id, batch))[0][0] or 0
         if until > since:
             expired += driver.fetch(_ENDED_WINDOWS, (group_id, since, until, batch, batch))
-            # A retry replaces the batch's horizon. Only the last of the earlier horizons is still
-            # used.
+            # A repeated batch replaces its own horizon. Of the earlier batches' horizons, only the
+            # last is still used.
             driver.execute(_DELETE_HORIZONS, (group_id, batch, group_id, batch))
             driver.execute(
                 "INSERT INTO horizons (group_id, batch, until) VALUES (?, ?, ?)",
                 (group_id, batch, until),
             )
-    # A window that this batch has changed as well already has a version of the batch, which the
-    # tombstone replaces.
+    # If the batch has also changed an expired window, the window already has a version of this
+    # batch, which the tombstone replaces.
     removed = driver.execute_many(_DELETE_VERSION, [(*row[:3], batch) for row in expired])
     driver.insert("state_rows", _COLUMNS, [(*row[:4], None, 0, batch) for row in expired])
     return expired, len(expired) - removed

@@ -80,7 +80,7 @@ class LocalShard(Shard):
         be filled from another shard. If there is a sealed shard already, `anew` replaces it, and
         `continued` keeps its rows. Raises Refused if there is a shard in use.
         """
-        # A shard that was moved away from here may be in the place of the copy.
+        # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):
             _discard_sealed(url)
         shard = cls(open_driver(url, "create"))
@@ -99,8 +99,8 @@ class LocalShard(Shard):
         stored = list(self._driver.versions_before(batch, rows))
         for row in stored:
             _checked_digest(*row)
-        # This check comes after the read: a newer writer that begins meanwhile may have written
-        # these rows.
+        # The check comes after the read, because a newer writer that has begun during the read may
+        # have written these rows.
         self._require_newest_writer(epoch)
         return stored
 
@@ -260,9 +260,9 @@ class LocalShard(Shard):
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
         """A write transaction of a lease's holder. It fences off holders of older leases.
 
-        Raises EngineError if one of the operators has already written a newer batch. Spark gives up
-        a task whose executor it cannot reach, but the executor may still reach the shard, even
-        after the next batch has begun.
+        Raises EngineError if one of the operators has already written a newer batch. That happens
+        because Spark gives up a task if it cannot reach the task's executor, but the executor may
+        still reach the shard, even after the next batch has begun.
         """
         with self._driver.transaction():
             if self._driver.is_sealed():
@@ -272,7 +272,8 @@ class LocalShard(Shard):
                     "error comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
                     "sluice workers PIPELINE shows, with a move to that server.",
                 )
-            # The update locks the row until the end of the transaction, so writers take turns.
+            # The update locks the only row of the table `shard` until the end of the transaction,
+            # so writers take turns.
             if not self._driver.execute(statements.FENCE_OLDER_WRITERS, (epoch, epoch)):
                 self._require_newest_writer(epoch)
             for operator in operators:
@@ -311,7 +312,7 @@ class LocalShard(Shard):
         return checksums
 
     def _forget_since(self, batch: int) -> None:
-        """Within a transaction, remove batches that a driver wrote before it stopped, and did not publish."""
+        """Within a transaction, remove the batches from `batch` on, which were never published."""
         if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
             rows = self._driver.execute("DELETE FROM state_rows WHERE batch >= ?", (batch,))
             states = self._driver.execute("DELETE FROM states WHERE batch >= ?", (batch,))
@@ -371,12 +372,12 @@ class LocalShard(Shard):
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
-        """The value of a state row at a batch, or None."""
+        """The value of a state row as of a batch; None if it has none."""
         rows = self._driver.fetch(statements.VALUE_AS_OF, (group_id, key, window_start, as_of))
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """The values of several keys at a batch. Omits keys without a value."""
+        """Key → value as of a batch, for several keys. Omits keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:
@@ -429,7 +430,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows in a range in which the group's first store has a value.
+        """The number of state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.
         """
@@ -553,9 +554,9 @@ def _is_copy(url: str) -> bool:
 
 
 def _discard_sealed(url: str) -> None:
-    """Remove a shard that was moved away, so that it can move back.
+    """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raises Refused if it was not moved.
+    Raises Refused if the shard is neither, because it may be in use.
     """
     if not exists(url):
         return
@@ -572,7 +573,8 @@ def _discard_sealed(url: str) -> None:
 def rows_of(table: pa.Table) -> Iterator[Row]:
     """The rows of an Arrow table with the columns of `StateRow`, sorted for fast writing."""
     table = table.select(StateRow.__struct_fields__).sort_by([(name, "ascending") for name in _SORT])
-    # Few rows are Python objects at once, because these take several times as much memory.
+    # Only a page of rows at a time becomes Python objects, because these take several times as much
+    # memory as the table.
     for begin in range(0, len(table), _PAGE_ROWS):
         page = table.slice(begin, _PAGE_ROWS)
         yield from zip(*(column.to_pylist() for column in page.columns), strict=True)

@@ -132,12 +132,12 @@ def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int
     rows, digest_growth = [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
-        # The version that a later batch reads has the same state already.
+        # The state is the same as in the newest version, so it needs no new version.
         if digest == s.replaces:
             continue
         digest_growth += digest - s.replaces
         rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
-    # Keep the previous version for a retry of the batch.
+    # Keep the newest of the earlier versions, from which a repeated batch starts.
     deleted = driver.execute_many(_DELETE_BUT_NEWEST, [(*row[:3], *row[:3]) for row in rows])
     driver.insert("states", _COLUMNS, rows)
     return digest_growth, len(rows) - deleted

@@ -22,7 +22,7 @@ def pages_of_versions(
 ) -> Iterator[list[Version]]:
     """The versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
 
-    With `after`, only the versions that come after this place.
+    With `after` (group, key, window start, batch), only the versions that come after it.
     """
     if group is not None:
         after = group, "", _BEFORE_ALL_WINDOWS, -1
@@ -39,7 +39,7 @@ def pages_of_states(
 ) -> Iterator[list[StateVersion]]:
     """The versions of operator states since a batch, sorted by operator, key and batch.
 
-    With `after`, only the versions that come after this place.
+    With `after` (operator, shared, key, batch), only the versions that come after it.
     """
     while page := shard.state_versions(since, after, PAGE):
         yield page
@@ -47,7 +47,10 @@ def pages_of_states(
 
 
 def pages_of_answers(shard: Shard, after: tuple[int, str, str] | None = None) -> Iterator[list[Answer]]:
-    """All recorded answers, sorted by time, step and id. With `after`, only the answers that come after this place."""
+    """All recorded answers, sorted by time, step and id.
+
+    With `after` (time, step, id), only the answers that come after it.
+    """
     while page := shard.answers(after, PAGE):
         yield page
         after = page[-1].at, page[-1].step, page[-1].id

@@ -41,8 +41,8 @@ successor waits for twice this time.
 """
 
 _LOCKED_S = 3
-"""How long a reader waits for a program that has locked a table of the shard. Writers of shards
-never do this."""
+"""How long a reader waits for a program that has locked a whole table of the shard. Sluice's
+writers never lock a whole table."""
 _TOLERANCE = 0.1
 """To save a round trip, the previous time limit stays in force if the new time limit differs by at
 most this share."""
@@ -136,8 +136,8 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                # This always raises an error, because the tables of a shard that has lost its format are
-                # not completed.
+                # Without rows, this always raises the error about the format. The shard has lost
+                # its table `shard`; creating a new one would hide the damage.
                 require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
@@ -249,10 +249,10 @@ class PostgresDriver(Driver):
 
 
 def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
-    """Connect to the database of an address, whose query has a schema and may have parameters of libpq.
+    """Connect to the database of an address.
 
-    Psycopg gets the parts, because an error about the text of an address would contain the
-    password.
+    The query part of the address names a schema, and may have parameters for libpq. Psycopg gets
+    the address in parts, because an error about an address in one text would contain the password.
     """
     from sluice.state.postgres_connection import connect
 
@@ -311,7 +311,7 @@ def _postgres_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.errors.QueryCanceled as error:
-        # Without a deadline, an administrator has cancelled the statement.
+        # If the thread has no deadline, somebody else has cancelled the statement.
         if seconds_left() is None:
             raise StateError(f"The shard cannot be used: {first_line(error)}") from error
         raise too_slow() from None

@@ -44,7 +44,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
     """A shard's record of one batch of state rows, or of one batch of an operator's states."""
 
     operator: int
-    """The operator's number; STATE_ROWS for state rows; UNFINISHED for a copy."""
+    """The operator's number; STATE_ROWS for state rows; UNFINISHED for an unfinished copy."""
     batch: int
     """The batch's number. In the entry of an unfinished copy, the first batch that the copied rows
     may lack."""
@@ -70,7 +70,10 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """The places of a shard's last versions in the order in which they are copied; None if there are none."""
+    """What identifies the last row, state and answer of a shard, in the order of copying.
+
+    A field is None if the shard has nothing of this kind.
+    """
 
     row: tuple[int, str, int, int] | None
     """Group, key, window start and batch."""
@@ -105,10 +108,10 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
 class Shard(Protocol):
     """One worker's state rows and operator states.
 
-    Every batch is a version; readers specify which batch they read. A writer passes the epoch of
-    its lease. Once the holder of a newer lease has begun, older writers get a LeaseError and
-    nothing is written. A writer writes its batches in order. Rows have digests; reading a row that
-    was altered since it was written raises DamagedState.
+    A batch writes new versions of rows, and readers specify as of which batch they read. A writer
+    passes the epoch of its lease. Once the holder of a newer lease has begun, older writers get a
+    LeaseError and write nothing. A writer writes its batches in order. Rows have digests; reading a
+    row that was altered since it was written raises DamagedState.
 
     Every method raises StateError if the shard cannot be reached. Methods may be called from any
     thread.
@@ -149,9 +152,9 @@ class Shard(Protocol):
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        """Add tombstones to a written batch for windows that ended before `ends`: group id → epoch ms.
+        """Add tombstones to a written batch for each group's windows that ended before a time.
 
-        Idempotent.
+        `ends`: group id → this time, epoch ms. Idempotent.
         """
 
     def read_states(
@@ -210,7 +213,7 @@ class Shard(Protocol):
     ) -> None:
         """Record answers in one transaction, independently of batches. The first answer of an id stays.
 
-        `forget`: step → the time, epoch ms, before which its answers are removed.
+        `forget`: step → epoch ms; the step's answers from before this time are removed.
         """
 
     def forget_failures(self, batch: int, epoch: int) -> None:
@@ -286,10 +289,13 @@ class Shard(Protocol):
         """Like `absorb_rows`, for operator states."""
 
     def last_places(self) -> LastPlaces:
-        """The places of the last versions, after which an interrupted copy continues."""
+        """The last row, state and answer, after which an interrupted copy continues."""
 
     def replace_journal(self, since: int, journal: Journal) -> None:
         """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
 
     def seal(self, *, sealed: bool = True) -> None:
-        """Reject writes from now on because the shard moves away; with `sealed=False`, accept them again."""
+        """Reject the writes of runs from now on, for example because the shard moves away.
+
+        With `sealed=False`, accept them again.
+        """

@@ -30,13 +30,13 @@ _BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
     ORDER BY window_start, batch LIMIT ?"""
 _READ_PER_WINDOW = 4
-"""The first statement reads this many versions per window of a key. Windows that it misses are
-looked up one by one."""
+"""`_versions` first reads the windows of a key together, and at most this many versions per window.
+It then looks up the windows that are still missing one by one."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
-"""How long a reader waits for a program that has locked the whole file. Writers of shards never do
-this."""
+"""How long a reader waits for a program that has locked the whole file. Sluice's writers never lock
+the whole file."""
 _STEPS = 20_000
 """SQLite checks a query's deadline whenever its virtual machine has run this many steps, every few
 milliseconds."""
@@ -50,8 +50,8 @@ class SqliteDriver(Driver):
     def __init__(self, path: Path, mode: Mode, *, durable: bool = True) -> None:
         self._path = path
         # Allow one query or transaction per connection at a time. SQLite holds its own lock while
-        # it calls the progress handler, which needs Python's lock; a second thread that holds
-        # Python's lock and waits for SQLite's lock would deadlock.
+        # it calls the progress handler, which needs Python's global lock. A second thread that
+        # holds Python's global lock and waits for SQLite's lock would deadlock.
         self._lock = RLock()
         with self._errors():
             if mode == "create":
@@ -76,8 +76,8 @@ class SqliteDriver(Driver):
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables_there = {name for (name,) in names}
         if "state_rows" in tables_there and "shard" not in tables_there:
-            # This always raises an error, because the tables of a shard that has lost its format are not
-            # completed.
+            # Without rows, this always raises the error about the format. The shard has lost its
+            # table `shard`; creating a new one would hide the damage.
             require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
@@ -108,7 +108,7 @@ class SqliteDriver(Driver):
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                # SQLite itself rolls back after some errors, as of a full disk.
+                # After some errors, such as a full disk, SQLite has rolled back already.
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
@@ -211,8 +211,8 @@ class SqliteDriver(Driver):
         code = getattr(error, "sqlite_errorcode", None)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR_SHORT_READ):
             return True
-        # SQLite reports this error, too, if the file exists but this process has too many files
-        # open.
+        # SQLite reports this error if the file does not exist, but also if this process has too
+        # many files open.
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)

@@ -35,7 +35,7 @@ DELETE_BATCH = "DELETE FROM batches WHERE operator = ? AND batch = ?"
 NEWEST_BATCH = "SELECT max(batch) FROM batches WHERE operator = ?"
 DELETE_OLDER_BATCHES = """DELETE FROM batches WHERE operator = ? AND batch < (
     SELECT max(batch) FROM batches WHERE operator = ?)"""
-# Changes no row if a newer writer has begun, which tells an older writer that it has lost its
+# Changes no row if a newer writer has begun. That tells the older writer that it has lost its
 # lease.
 FENCE_OLDER_WRITERS = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
 # The counts are recorded because lost rows are not noticed otherwise: a table with fewer rows is
