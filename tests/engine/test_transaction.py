@@ -119,3 +119,11 @@ def test_checksums_equal_those_that_earlier_versions_have_written_into_markers()
     begins = [5 + 2_654_435_761 * 5, 0, 1_700_000_000_000 + 2_654_435_761 * 2]
     each = [crc32(b"a", begins[0] % 2**32), crc32(b"v", crc32(b"", begins[1])), begins[2] % 2**32]
     assert transaction.checksum(pa.table(records)) == sum(each)
+
+
+def test_a_marker_waits_for_a_place_in_the_full_queue(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = {"queue.buffering.max.messages": "2", "linger.ms": "200"}
+    monkeypatch.setattr(transaction, "_FAST", transaction._FAST | full)
+    with topic.output() as output:
+        assert output.send(batch(0), [topic.records("a", "b")]) == {topic.name: 2}
+    assert topic.values() == ["a", "b"]

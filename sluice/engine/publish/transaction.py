@@ -235,11 +235,8 @@ class TransactionalOutput:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
                 marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
-                self._producer.produce(
-                    self._writer.markers,
-                    key=self._writer.name,
-                    value=msgspec.json.encode(marker),
-                )
+                # The records before may still fill the client's queue.
+                _queue(self._producer, self._writer.markers, msgspec.json.encode(marker), self._writer.name)
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
@@ -412,22 +409,25 @@ def _hexadecimal(total: int) -> str:
 
 def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
     """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
-    produce, total = producer.produce, 0
-    partitions = 1
+    total, partitions = 0, 1
     if "partition" in table.column_names:
         partitions = len(producer.list_topics(topic, TIMEOUT_S).topics[topic].partitions)
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         total += _checksum(chunk)
         for arguments in _arguments(topic, chunk, partitions):
-            while True:
-                try:
-                    # Passing the arguments by name would double the time of the call.
-                    produce(*arguments)
-                    break
-                except BufferError:
-                    # The queue is full: wait until the client has sent some records.
-                    producer.poll(0.1)
+            # Passing the arguments by name would double the time of the call.
+            _queue(producer, *arguments)
     return total
+
+
+def _queue(producer: Producer, *arguments: Any) -> None:
+    """Call `produce` with these arguments. If the client's queue is full, wait until it has sent some records."""
+    while True:
+        try:
+            producer.produce(*arguments)
+            return
+        except BufferError:
+            producer.poll(0.1)
 
 
 def _arguments(topic: str, records: pa.RecordBatch, partitions: int) -> Iterator[tuple[Any, ...]]:
