@@ -170,7 +170,8 @@ class LocalApp:
     async def _write(self, request: Request) -> Any:
         rows = _decode(_ROWS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        replaced = _checksum(request, "replaced")
+        checksum = _checksum(request, "replaced")
+        replaced = None if checksum is None else lambda: checksum
         return await self._on(request, lambda shard: shard.write_rows(batch, rows, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:

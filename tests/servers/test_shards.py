@@ -40,7 +40,7 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
         ((*before, digest),) = shard.rows_before(1, [(0, "a", -1), (0, "c", -1)], 1)
         assert tuple(before) == (0, "a", -1, -1, "[1]")
-        assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=digest) == 1
+        assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=lambda: digest) == 1
         shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import SCHEMA
-from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, pack_table
+from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.sql.arrow_types import arrow_type
 
 ROW_BATCH = {"worker": "INT", "rows": "BINARY", "side_output": "STRING"}
@@ -59,14 +59,22 @@ class RowBatchWriter:
     def _row_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = table.drop_columns(["worker"])
+        row_batches: dict[int, bytes] = {}
         if self.to_all:
             row_batches = dict.fromkeys(range(self.workers), pack_table(rows))
-        else:
-            owners, copied = self._owners(table), self._copied_rows(table)
-            workers = range(self.workers) if copied.any() else np.unique(owners).tolist()
-            row_batches = {}
-            for worker in workers:
+        elif (copied := self._copied_rows(table)).any():
+            owners = self._owners(table)
+            for worker in range(self.workers):
                 row_batches[worker] = pack_table(rows.filter(pa.array((owners == worker) | copied)))
+        else:
+            # The rows are sorted once, because a filter for each worker would read all rows.
+            owners = self._owners(table)
+            order = np.argsort(owners, kind="stable")
+            rows = rows.take(pa.array(order))
+            workers, begins = np.unique(owners[order], return_index=True)
+            ends = [*begins[1:].tolist(), len(order)]
+            for worker, begin, end in zip(workers.tolist(), begins.tolist(), ends, strict=True):
+                row_batches[worker] = pack_table(rows.slice(begin, end - begin))
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _copied_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
@@ -135,6 +143,6 @@ class RowBatchReader:
                 if label is not None:
                     self.side_outputs.add(SideOutput(label, row_batch.as_py()))
                     continue
-                for rows in pa.ipc.open_stream(row_batch.as_buffer()):
+                for rows in open_table(row_batch.as_buffer()):
                     workers = pa.repeat(pa.scalar(worker, pa.int32()), rows.num_rows)
                     yield pa.RecordBatch.from_arrays([*rows.columns, workers], schema=SCHEMA)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 """A page has at most this many rows and about this many bytes, so that no page is too large for Spark."""
-# Handing a few rows to threads takes eight times as long as compressing them.
+# Handing a few rows to threads takes eight times as long as compressing them, or reading them.
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -236,8 +236,13 @@ def pack_table(table: pa.Table) -> bytes:
     return data
 
 
+def open_table(data: pa.Buffer) -> pa.RecordBatchReader:
+    """The batches of a table that `pack_table` has packed."""
+    return pa.ipc.open_stream(data, options=_READ_OPTIONS)
+
+
 def _unpack_table(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(pa.BufferReader(data), options=_READ_OPTIONS).read_all()
+    return open_table(pa.py_buffer(data)).read_all()
 
 
 @contextlib.contextmanager

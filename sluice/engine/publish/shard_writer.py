@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """The schema of the rows that shard writers return: side outputs."""
 RESULT_DDL = "label STRING, data BINARY"
+_PAGE_ROWS = 20_000
 
 
 class StateRows(Protocol):
@@ -122,57 +124,83 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        received = [batch for batch in batches if batch.num_rows]
-        if not received:
+        rows = self._rows_of_shard(batches)
+        if not len(rows):
             return
-        rows = _rows_of_shard(pa.Table.from_batches(received), self.stores)
         worker = rows.column("worker")[0].as_py()
         is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
-        events = rows.filter(is_event)
-        latest = self._latest_changes(rows.filter(pc.invert(is_event)))
+        events = _chosen(rows, is_event)
+        latest = self._latest_changes(_chosen(rows, pc.invert(is_event)))
         state_rows = rows_of(latest)
         # `rows_of` copies the rows. A large batch would need half a gigabyte more if the original
         # rows were kept.
-        del received, rows, latest
+        del rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
         changes = self.returned_rows.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:
-                written = self._add_up(shard, batch, state_rows)
-                count = len(written)
-                # Every worker has the whole of a global table, and one copy of a change is enough.
-                wanted = self.wanted if worker == 0 else self.wanted - self.tables
-                changes = self._change_rows(worker, [row for row in written if row[0] in wanted])
+                count, changes = self._add_up(shard, worker, batch, state_rows)
             else:
                 count = shard.write_rows(batch, state_rows, self.epoch)
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
         events = events.select(self.returned_rows.names).cast(self.returned_rows)
         self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
 
-    def _add_up(self, shard: Shard, batch: int, rows: Iterable[Row]) -> list[Row]:
-        """Add sorted rows to the shard's rows. Write and return the results."""
-        merged: list[Row] = []
-        ids: list[RowId] = []
-        last: RowId | None = None
+    def _rows_of_shard(self, batches: Iterator[pa.RecordBatch]) -> pa.Table:
+        """The rows of all row batches. Row batches of many tasks are small; a column of many chunks would be slow."""
+        return _rows_of_shard(pa.Table.from_batches(batches, SCHEMA).combine_chunks(), self.stores)
+
+    def _add_up(
+        self,
+        shard: Shard,
+        worker: int,
+        batch: int,
+        rows: Iterable[Row],
+    ) -> tuple[int, pa.Table]:
+        """Add sorted rows to the shard's rows, and write the results.
+
+        Returns the number of written rows, and those that the driver needs.
+        """
+        # Every worker has the whole of a global table, and one copy of a change is enough.
+        wanted = self.wanted if worker == 0 else self.wanted - self.tables
+        changes = [self.returned_rows.empty_table()]
+        replaced = 0
+
+        def added_up() -> Iterator[Row]:
+            nonlocal replaced
+            merged = self._merged(rows)
+            # Few rows are Python objects at once, because these take several times as much memory.
+            while page := list(islice(merged, _PAGE_ROWS)):
+                # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
+                stored = shard.rows_before(batch, [row[:3] for row in page], self.epoch)
+                before = {old[:3]: old for old in stored}
+                for number, row in enumerate(page if before else ()):
+                    if (old := before.get(row[:3])) is not None:
+                        page[number] = self._sum(old[:5], row)
+                        replaced += old[5]
+                changes.append(self._change_rows(worker, [row for row in page if row[0] in wanted]))
+                yield from page
+
+        count = shard.write_rows(batch, added_up(), self.epoch, lambda: replaced)
+        return count, pa.concat_tables(changes)
+
+    def _merged(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Sorted rows, with the sum of the rows of each key and window, which follow each other."""
+        last: Row | None = None
+        last_id: RowId | None = None
         for row in rows:
             row_id = row[:3]
-            # The rows are sorted, so rows of one key and window follow each other.
-            if row_id == last:
-                merged[-1] = self._sum(merged[-1], row)
+            if last is None:
+                last = row
+            elif row_id == last_id:
+                last = self._sum(last, row)
             else:
-                merged.append(row)
-                ids.append(row_id)
-                last = row_id
-        # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
-        before = {old[:3]: old for old in shard.rows_before(batch, ids, self.epoch)}
-        if before:
-            for number, row_id in enumerate(ids):
-                if (old := before.get(row_id)) is not None:
-                    merged[number] = self._sum(old[:5], merged[number])
-        del ids  # frees a tuple for each row before `write_rows` needs memory
-        shard.write_rows(batch, merged, self.epoch, sum(old[5] for old in before.values()))
-        return merged
+                yield last
+                last = row
+            last_id = row_id
+        if last is not None:
+            yield last
 
     def _sum(self, first: Row, second: Row) -> Row:
         """Combine two versions of a state row.
@@ -207,13 +235,18 @@ class ShardWriter:
             state_rows.column("group_id"),
             pa.array(self.totals.groups, pa.int32()),
         )
-        rest = state_rows.filter(pc.invert(is_of_group))
+        rest = _chosen(state_rows, pc.invert(is_of_group))
         # A row without a key belongs to no store.
         changes = rest.filter(rest.column("key").is_valid())
         if len(_last_rows(changes)) < len(changes):
             changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])
             changes = changes.take(_last_rows(changes))
-        return pa.concat_tables([state_rows.filter(is_of_group), changes])
+        return pa.concat_tables([_chosen(state_rows, is_of_group), changes])
+
+
+def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """The rows for which the mask is true. If it is true for all of them, as for most batches, nothing is copied."""
+    return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 
 def _last_rows(changes: pa.Table) -> pa.ChunkedArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -106,10 +106,10 @@ class RemoteShard(Shard):
         batch: int,
         rows: Iterable[Row],
         epoch: int = 0,
-        replaced: int | None = None,
+        replaced: Callable[[], int] | None = None,
     ) -> int:
         content = msgspec.msgpack.encode(list(rows))
-        parameter = "" if replaced is None else f"&replaced={checksum_of(replaced)}"
+        parameter = "" if replaced is None else f"&replaced={checksum_of(replaced())}"
         written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content))
         return written
 

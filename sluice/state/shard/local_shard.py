@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
@@ -110,7 +110,7 @@ class LocalShard(Shard):
         batch: int,
         rows: Iterable[Row],
         epoch: int = 0,
-        replaced: int | None = None,
+        replaced: Callable[[], int] | None = None,
     ) -> int:
         with self._writing(epoch, batch, [STATE_ROWS]):
             written = 0
@@ -119,7 +119,7 @@ class LocalShard(Shard):
             if self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch)):
                 removed = self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
             checksum_before = self._recorded_checksum(STATE_ROWS, batch - 1)
-            total = int(checksum_before or "0", 16) - (replaced or 0)
+            total = int(checksum_before or "0", 16)
             remaining = iter(rows)
             while chunk := list(islice(remaining, _PAGE_ROWS)):
                 # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of
@@ -133,6 +133,8 @@ class LocalShard(Shard):
                 versions = ((*row, digest, batch) for row, digest in zip(chunk, digests, strict=True))
                 self._driver.insert("state_rows", _ROW_COLUMNS, versions)
                 written += len(chunk)
+            if replaced is not None:
+                total -= replaced()
             self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, written, checksum_of(total)))
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (written - removed, 0))
         return written

@@ -6,7 +6,7 @@ Queries need more operations and are always executed by the process that opens t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol, Self
 
@@ -140,15 +140,16 @@ class Shard(Protocol):
         batch: int,
         rows: Iterable[Row],
         epoch: int = 0,
-        replaced: int | None = None,
+        replaced: Callable[[], int] | None = None,
     ) -> int:
         """Write a batch of state rows in one transaction. Returns their number.
 
         A retry replaces the batch. Raises EngineError if the shard has a newer batch.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
-        sorted. `replaced` is the sum of the digests of the versions that these rows replace, if the
-        writer knows it from `rows_before`.
+        sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if the
+        writer knows it from `rows_before`. It is called after the last row was taken from `rows`,
+        so `rows` may read these versions meanwhile.
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
