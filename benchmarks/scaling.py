@@ -6,11 +6,12 @@ process until its records can be queried. CPU seconds and memory are those of al
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost import Cost, environment, of_command, run
+from benchmarks.scaling_model import PARTS, PROGRAMS, Model, Shape
 from sluice.examples.orders.records import orders
 from sluice.examples.orders.sample_topics import produce_orders
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from sluice.provision import jars
 from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.values.phrases import counted
 from sluice.values.sink_tables import connection_variable
 from tests.cluster.standalone import spark_cluster
@@ -53,6 +56,9 @@ values = pipeline.stream("scaling", value=Value)
 '''
 FEW = 1_000
 """The number of records of a small run."""
+FITTED_RECORDS = 200_000
+MODEL = "model"
+"""The name of the comparison with the model, besides the series."""
 
 console = Console(stderr=True)
 Records = Iterable[tuple[str, bytes]]
@@ -144,6 +150,19 @@ def of_pipeline(name: str, text: str, records: Records) -> Measured:
     with case(text=text) as made:
         made.send(records)
         return made.run(name, made.sent)
+
+
+def of_shape(shape: Shape) -> tuple[Shape, Cost]:
+    """A run in which each record adds a key and is written to a topic. Returns its shape, with the actual batches."""
+    text = of_fields(["n: int"], [*TOTALS, 'values.to("scaling_copies")'], shape.workers)
+    variables = {"SLUICE_MAX_RECORDS": str(-(-shape.records // shape.batches))}
+    with case(text=text, partitions=shape.partitions, variables=variables) as made:
+        made.send(of_keys(range(shape.records)))
+        cost = made.run(str(shape), shape.records).cost
+        with Ledger.open(f"sqlite:///{made.home / 'ledger.sqlite'}") as ledger:
+            snapshot = ledger.snapshots.latest(NAME)
+        assert snapshot is not None
+        return replace(shape, batches=snapshot.batch + 1), cost
 
 
 def of_fields(fields: Sequence[str], stores: Iterable[str], workers: int = 2) -> str:
@@ -309,12 +328,49 @@ SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
 }
 
 
-def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join(SERIES)}.")]) -> None:
+FITTED = (
+    Shape(FITTED_RECORDS, 1, 4, 2),
+    Shape(6 * FITTED_RECORDS, 1, 4, 2),
+    Shape(FITTED_RECORDS, 10, 4, 2),
+    Shape(FITTED_RECORDS, 10, 64, 2),
+    Shape(FITTED_RECORDS, 10, 4, 32),
+)
+"""Each of these runs differs from another in one part, so that five runs tell the five parts apart."""
+PREDICTED = (Shape(4 * FITTED_RECORDS, 4, 16, 8), Shape(4 * FITTED_RECORDS, 2, 64, 32))
+
+
+def compare_with_model() -> Iterator[Table]:
+    """Fit the model to small runs. Yields a table of its parts, then one of its predictions beside other runs."""
+    runs = [of_shape(shape) for shape in FITTED]
+    model = Model.fit([(shape, cost.cpu_by_program) for shape, cost in runs])
+    parts = Table("CPU ms per", *PROGRAMS, title="model: the CPU time of each part of a run")
+    for part, seconds in zip(PARTS, model.seconds.tolist(), strict=True):
+        parts.add_row(part, *(f"{1_000 * of_program:,.4g}" for of_program in seconds))
+    yield parts
+    cores = len(os.sched_getaffinity(0))
+    smallest, of_smallest = runs[0]
+    start_s = of_smallest.wall_s - model.shortest_s(smallest, cores)
+    columns = ("run", "CPU s predicted", "measured", "ratio", "s predicted", "measured", "ratio")
+    compared = Table(*columns, title=f"model: predicted and measured runs with {counted(cores, 'core')}")
+    for wanted in PREDICTED:
+        shape, cost = of_shape(wanted)
+        cpu_s, wall_s = sum(model.predict(shape).values()), start_s + model.shortest_s(shape, cores)
+        compared.add_row(str(shape), *_beside(cpu_s, cost.cpu_s), *_beside(wall_s, cost.wall_s))
+    yield compared
+
+
+def _beside(predicted: float, measured: float) -> tuple[str, str, str]:
+    return f"{predicted:.1f}", f"{measured:.1f}", f"{measured / predicted:.2f}"
+
+
+def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join([*SERIES, MODEL])}.")]) -> None:
     """Measure the series, and print a table for each."""
-    if unknown := set(series) - SERIES.keys():
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(SERIES)}")
+    if unknown := set(series) - {*SERIES, MODEL}:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join([*SERIES, MODEL])}")
     for name in series:
-        Console(width=140).print(table(name, [*SERIES[name]()]))
+        tables = compare_with_model() if name == MODEL else [table(name, [*SERIES[name]()])]
+        for shown in tables:
+            Console(width=140).print(shown)
 
 
 def table(name: str, results: Sequence[Measured]) -> Table:
