@@ -82,8 +82,8 @@ class Row(msgspec.Struct):
     """The headers of the record that caused the row, as JSON."""
 
 
-class Output(Protocol):
-    """Receives the results of an operator."""
+class Receiver(Protocol):
+    """Receives what a processor forwards."""
 
     headers: str | None
     """The headers of the next results, as JSON: the current row's headers, unless the operator sets other headers."""
@@ -94,6 +94,13 @@ class Output(Protocol):
 
         The number does not depend on the batch in which the record is read or the timer fires.
         """
+
+    def emit(self, key: str | None, value: str | None, time: int, *, to: str = DEFAULT_OUTPUT) -> None:
+        """Send a result to one of the processor's outputs."""
+
+
+class Output(Receiver, Protocol):
+    """Receives the results of an operator."""
 
     def emit(
         self,

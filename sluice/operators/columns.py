@@ -27,7 +27,7 @@ class KeyedRows:
     starts: Indices
     """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
-    """The columns `key`, `value`, `foreign`, `time`, `side` and `old`; see `Row`."""
+    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers`; see `Row`."""
     stream_times: Mapping[str, Times]
     """`before` and `after` → for each row, the stream time before and after the row. In a join of
     two streams also `left` and `right` → for each row, the side's largest event time so far."""
@@ -83,6 +83,10 @@ class Results:
     """Mask of the results that are a table's old values; None if no result is an old value."""
     keys: pa.Array | None = None
     """None if each result has the key of its row."""
+    outputs: pa.Array | None = None
+    """The name of each result's output; None if all results go to the default output."""
+    headers: pa.Array | None = None
+    """The headers of each result, as JSON; None if each result has the headers of its row."""
     dropped: Mapping[str, Indices] = field(default_factory=dict)
     """Reason → the indices of the dropped rows."""
 

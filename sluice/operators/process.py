@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
-from sluice.operators.base import Output, Row, require_run
+from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
+from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.encoding import to_json
 from sluice.operators.processor import (
     Context,
@@ -22,7 +25,7 @@ from sluice.operators.processor import (
     ValueProcessor,
     field_of,
 )
-from sluice.values.headers import Headers
+from sluice.values.headers import NO_HEADERS, Headers
 
 
 class Process:
@@ -67,6 +70,8 @@ class Process:
         that come from one record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
+        self._has_failed = False
+        """Whether the author's code has failed for a record of this batch."""
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def read_tables_with(self, read_row: ReadRow) -> None:
@@ -111,6 +116,50 @@ class Process:
             out.release()
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.after, out)
+
+    def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
+        """Process all rows, if the processor sets no timers.
+
+        If the author's code fails for a record, nothing has changed, and this and all later rows are processed one by
+        one, to reject the record.
+        """
+        if self.sets_timers or self._has_failed:
+            return None
+        self._context.keep_changes()
+        try:
+            forwarded = self._process_all(states, rows)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Only the row path knows the record for which the code fails, and names it. If one of many records
+            # fails, others probably do, too.
+            self._has_failed = True
+            self._context.undo_changes()
+            return None
+        return forwarded.results()
+
+    def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> _Forwarded:
+        context, process, decode, forwarded = self._context, self._process_record, self._decode, _Forwarded()
+        values, times = rows.columns["value"].to_pylist(), rows.times.tolist()
+        before, after = (rows.stream_times[name].tolist() for name in ("before", "after"))
+        headers, own_keys = (_texts(rows.columns[name]) for name in ("headers", "foreign"))
+        starts = rows.starts.tolist()
+        for number, key in enumerate(rows.keys):
+            context.turn_to_key(states[number], key, forwarded)
+            for row in range(starts[number], starts[number + 1]):
+                value, text = values[row], headers[row]
+                sent_key = own_keys[row] if self._is_keyed_by else key
+                context.turn_to_record(times[row], after[row], sent_key=sent_key, time_before=before[row])
+                forwarded.row, forwarded.headers = row, text
+                record = Record(
+                    sent_key,
+                    None if value is None else decode(value),
+                    times[row],
+                    NO_HEADERS if text is None else Headers.of_json(text),
+                )
+                if (result := process(record)) is not None:
+                    require_run(result)
+        return forwarded
 
     def release_due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer."""
@@ -220,6 +269,45 @@ class Process:
             out.reject(error, timer.key, None, timer.time, timer.name)
         else:
             out.release()
+
+
+class _Forwarded:
+    """What a processor has forwarded for the rows that it processes together."""
+
+    cause = 0
+    """Only a timer needs its cause, and a processor with timers gets its rows one by one."""
+
+    def __init__(self) -> None:
+        self.row = 0
+        """The index of the current row."""
+        self.headers: str | None = None
+        self._sent: list[tuple[int, str | None, str | None, int, str, str | None]] = []
+
+    def emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        to: str = DEFAULT_OUTPUT,
+    ) -> None:
+        self._sent.append((self.row, key, value, time, to, self.headers))
+
+    def results(self) -> Results:
+        rows, keys, values, times, outputs, headers = zip(*self._sent, strict=True) if self._sent else ((),) * 6
+        return Results(
+            np.array(rows, np.intp),
+            pa.array(values, pa.string()),
+            np.array(times, np.int64),
+            keys=pa.array(keys, pa.string()),
+            outputs=pa.array(outputs, pa.string()),
+            headers=pa.array(headers, pa.string()),
+        )
+
+
+def _texts(column: pa.Array) -> Sequence[str | None]:
+    """The column's texts. Most batches have no headers, so a column of nulls is not converted."""
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
 
 
 def _reschedule(timers: dict[str, Schedule], name: str, schedule: Schedule | None) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from sluice.errors import TopologyError
-from sluice.operators.base import DEFAULT_OUTPUT, READ, Output
+from sluice.operators.base import DEFAULT_OUTPUT, READ, Receiver
 from sluice.operators.encoding import (
     IMMUTABLE,
     Declared,
@@ -156,6 +156,7 @@ class Store(Generic[V]):
         self._decode: Callable[[bytes], V] = state_decoder(options.value_type)
         self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
+        self._is_int = options.value_type is int
         self._is_undeclared = options.value_type is Any
         self._journal = journal
 
@@ -166,9 +167,12 @@ class Store(Generic[V]):
     def get(self, key: str, default: V | None = None) -> V | None:
         """The value of a key. Returns `default` for a key without a value, or whose value has expired."""
         entry = self.entries.get(key)
-        if entry is None or self._expired(entry[0]):
+        if entry is None:
             return default
-        return self._copy(entry[1])
+        written, value = entry
+        if self.ttl is not None and self._expired(written):
+            return default
+        return value if type(value) in IMMUTABLE else self._copy(value)
 
     def put(self, key: str, value: V) -> None:
         """Set the value and restart its time to live."""
@@ -177,7 +181,10 @@ class Store(Generic[V]):
         # This raises an error for surrogates, which no database stores.
         if not key.isascii():
             key.encode()
-        stored = self._as_read(value)
+        number: Any = value
+        # MessagePack and JSON hold every integer of this range exactly.
+        is_exact = self._is_int and type(value) is int and -(1 << 63) <= number < 1 << 64
+        stored = value if is_exact else self._as_read(value)
         self._journal.change(self.entries, key)
         self.entries[key] = self.now, stored
 
@@ -202,10 +209,6 @@ class Store(Generic[V]):
 
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
-        # MessagePack and JSON hold every integer of this range exactly.
-        is_int = self._plain is int and type(value) is int
-        if is_int and isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
-            return value
         data = encode_state(value)
         # This raises an error if queries could not show the value.
         to_json(value)
@@ -276,7 +279,7 @@ class ContextBase:
         self.keep_changes = self._journal.keep_changes
         self.undo_changes = self._journal.undo_changes
         self._state: KeyState
-        self._out: Output
+        self._out: Receiver
         self.key: str | None = ""
         """The key of the stores and timers: the record's key, or the value of the argument `by`."""
         self.sent_key: str | None = ""
@@ -418,17 +421,26 @@ class ContextBase:
         key: str | None,
         time: int,
         stream_time: int,
-        out: Output,
+        out: Receiver,
         *,
         sent_key: str | None,
         time_before: int,
     ) -> None:
         """Switch to another key, record or timer; called by the engine."""
-        self._state, self._out = kept, out
-        self.key, self.time, self.stream_time, self.sent_key = key, time, stream_time, sent_key
-        self._time_before = time_before
+        self.turn_to_key(kept, key, out)
+        self.turn_to_record(time, stream_time, sent_key=sent_key, time_before=time_before)
+
+    def turn_to_key(self, kept: KeyState, key: str | None, out: Receiver) -> None:
+        """Switch to the stores and timers of another key; called by the engine."""
+        self._state, self._out, self.key = kept, out, key
         for store, field in self._fields:
             store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
+
+    def turn_to_record(self, time: int, stream_time: int, *, sent_key: str | None, time_before: int) -> None:
+        """Switch to another record or timer of the key; called by the engine."""
+        self.time, self.stream_time, self.sent_key = time, stream_time, sent_key
+        self._time_before = time_before
+        for store, _ in self._fields:
             store.now = stream_time
 
     def expire(self) -> None:

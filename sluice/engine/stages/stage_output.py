@@ -359,7 +359,7 @@ class StageOutput:
             "target": operator.number,
             "emitted": True,
             "old": False if results.old is None else pa.array(results.old[chosen]),
-            "output": DEFAULT_OUTPUT,
+            "output": DEFAULT_OUTPUT if results.outputs is None else results.outputs.take(taken),
             "key": keys,
             "value": results.values.take(taken),
             "time": pa.array(results.times[chosen]),
@@ -367,6 +367,8 @@ class StageOutput:
         }
         for name in ("headers", "sequence", "origin"):
             columns[name] = rows_of.columns[name].take(causes)
+        if results.headers is not None:
+            columns["headers"] = results.headers.take(taken)
         self._batches.append(rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL}))
 
     def _count_rows(self, name: str, origins: pa.Array) -> None:
@@ -383,7 +385,10 @@ class StageOutput:
         If an operator's results go only to a store, only the last result for each row of the store is included.
         """
         batches, self._batches = self._batches, []
-        yield from batches
+        for batch in batches:
+            # The tasks behind copy the rows several times, so they get few at once.
+            for begin in range(0, batch.num_rows, _MANY_ROWS):
+                yield batch.slice(begin, _MANY_ROWS)
         if self._rows:
             taken, self._rows = self._rows, []
             batch = self._batch(taken)

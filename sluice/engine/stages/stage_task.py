@@ -202,14 +202,18 @@ class StageRun:
                 yield from self.answers[number].process(rows, self.output)
             elif aggregation is not None:
                 self._load(runs, rows)
-                rest = aggregation.process(rows, self.output)
-                yield from self._process_in_order(runs, rest.in_order())
+                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
+                rows = aggregation.process(rows, self.output)
+                rows = rows.in_order()
+                yield from self._process_in_order(runs, rows)
             # A processor that reads tables depends on the rows of other keys, too.
             elif len(runs) == 1 and run.releases is None and not run.reads_tables:
                 yield from run.process_by_key(rows, self.output)
             else:
                 self._load(runs, rows)
-                yield from self._process_in_order(runs, rows.in_order())
+                rows = rows.in_order()
+                yield from self._process_in_order(runs, rows)
+            del rows
             yield from self.output.take()
 
     @staticmethod

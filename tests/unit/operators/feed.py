@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
 from sluice.operators.aggregation.aggregate import Aggregation
-from sluice.operators.base import LEFT, RIGHT, Operator, Row
+from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
 from sluice.operators.columns import ColumnOperator, KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.streams import StreamJoin
@@ -61,6 +61,7 @@ class Ran:
     results: list[Result] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     outputs: Counter[str] = field(default_factory=Counter)
+    headers_of_results: list[str | None] = field(default_factory=list)
     states: dict[str, bytes] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
     headers: str | None = None
@@ -82,6 +83,7 @@ class Ran:
     ) -> None:
         self.results.append(Result(key, None if value is None else json.loads(value), time, window, old))
         self.outputs[to] += 1
+        self.headers_of_results.append(self.headers)
 
     def count(self, reason: str, number: int = 1) -> None:
         self.dropped[reason] += number
@@ -96,7 +98,7 @@ class Ran:
         pass
 
     def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
-        del self.results[self._held :]
+        del self.results[self._held :], self.headers_of_results[self._held :]
         given = None if value is None else json.loads(value)
         self.rejected.append(Rejection(f"{type(error).__name__}: {error}", key, given, time, timer))
 
@@ -147,6 +149,7 @@ def run(
             states[given.key] = state
         if number + 1 in cuts or number + 1 == len(rows):
             ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
+            ran.headers = None
             if isinstance(operator, Aggregation):
                 operator.send_last_results({key: state for key, state in states.items() if key is not None}, ran)
             states = {}
@@ -178,6 +181,7 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
             else:
                 _add(results, [rows[number] for number in numbers], ran)
         ran.states |= {key: encode_state(state) for key, state in zip(keys, states, strict=True)}
+        ran.headers = None
         if isinstance(operator, Aggregation):
             operator.send_last_results(dict(zip(keys, states, strict=True)), ran)
         _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
@@ -191,6 +195,7 @@ def _process(
     before, after, *latest = (times[name][number] for name in ("before", "after", "left", "right"))
     row = Row(given.key, _text(given), given.time, before, after, given.side, given.old)
     row.latest_of_sides, row.foreign = (latest[0], latest[1]), given.foreign
+    row.headers = ran.headers = given.headers
     operator.process(state, row, ran)
 
 
@@ -210,6 +215,7 @@ def _keyed_rows(
         "time": pa.array([each.time for each in chosen], pa.int64()),
         "side": pa.array([each.side for each in chosen], pa.int32()),
         "old": pa.array([each.old for each in chosen], pa.bool_()),
+        "headers": pa.array([each.headers for each in chosen], text),
     }
     counts = Counter(each.key for each in chosen)
     starts = np.cumsum([0, *(counts[key] for key in keys)])
@@ -220,8 +226,13 @@ def _add(results: Results, rows: Sequence[Given], ran: Ran) -> None:
     assert (np.diff(results.rows) >= 0).all()
     keys = [rows[row].key for row in results.rows.tolist()] if results.keys is None else results.keys.to_pylist()
     olds = [False] * len(keys) if results.old is None else results.old.tolist()
-    for key, value, time, old in zip(keys, results.values.to_pylist(), results.times.tolist(), olds, strict=True):
-        ran.emit(key, value, time, old=old)
+    outputs = [DEFAULT_OUTPUT] * len(keys) if results.outputs is None else results.outputs.to_pylist()
+    headers = [rows[row].headers for row in results.rows.tolist()]
+    if results.headers is not None:
+        headers = results.headers.to_pylist()
+    values, times = results.values.to_pylist(), results.times.tolist()
+    for key, value, time, old, to, ran.headers in zip(keys, values, times, olds, outputs, headers, strict=True):
+        ran.emit(key, value, time, old=old, to=to)
     for reason, dropped in results.dropped.items():
         ran.count(reason, len(dropped))
 

@@ -19,6 +19,8 @@ from sluice.operators.columns import ColumnOperator, KeyedRows
 from sluice.operators.joins import stream_pairs
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.process import Process
+from sluice.operators.processor import Context, Record, StoreOptions
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run, run_in_columns
 
@@ -40,6 +42,28 @@ def append(key: str, numbers: list[int], value: int) -> list[int]:
     return numbers
 
 
+class Summing:
+    """Sums the values of a key, and forwards the sums to two outputs, sometimes with headers of its own."""
+
+    def init(self, context: Context) -> None:
+        self.context, self.sums = context, context.store("sums")
+
+    def process(self, record: Record[int | None]) -> None:
+        total = self.sums.get("total", 0) + (record.value or 0)
+        self.sums.put("total", total)
+        self.context.forward(record.key, total, to="even" if total % 2 == 0 else "odd")
+        if total % 3 == 0:
+            self.sums.delete("total")
+            self.context.forward(f"third of {record.key}", record.time, to="odd", headers={"own": b"yes"})
+        if record.value == 13:
+            raise ValueError("unlucky")
+
+
+def summing(**options: Any) -> Process:
+    outputs = {"even": int, "odd": int}
+    return Process(Summing, {"sums": StoreOptions(int, ttl=8)}, argument_type=int, outputs=outputs, **options)
+
+
 MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "table": Latest,
     "table with old values": lambda: Latest(retracts=True),
@@ -54,6 +78,8 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
     "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
     "function of lists": lambda: Aggregate(Custom(list, append, value_type=list[int])),
+    "processor": summing,
+    "processor with another key": lambda: summing(is_keyed_by=True),
     "left join of streams": lambda: StreamJoin("left", within("5 ms", grace="4 ms")),
 }
 
@@ -68,7 +94,8 @@ def rows(draw: st.DrawFn) -> list[Given]:
         key = draw(st.sampled_from(["a", "a", "b", "ü", None]))
         value = draw(st.sampled_from([None, number, number, number]))
         side, is_old = draw(st.sampled_from([LEFT, RIGHT])), draw(st.sampled_from([False, False, False, True]))
-        made.append(Given(key, value, time, side, old=is_old, foreign=f"own {key}"))
+        headers = draw(st.sampled_from([None, '[{"key":"h","value":"dg=="}]']))
+        made.append(Given(key, value, time, side, old=is_old, foreign=f"own {key}", headers=headers))
     return made
 
 
@@ -82,8 +109,10 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
             each for each in by_row.results if each.key == key
         ]
     assert len(by_columns.results) == len(by_row.results)
+    assert sorted(map(str, by_columns.headers_of_results)) == sorted(map(str, by_row.headers_of_results))
+    assert by_columns.outputs == by_row.outputs
     assert by_columns.dropped == by_row.dropped
-    assert sorted(by_columns.rejected) == sorted(by_row.rejected)
+    assert sorted(by_columns.rejected, key=repr) == sorted(by_row.rejected, key=repr)
     assert by_columns.states == by_row.states
 
 
