@@ -1,5 +1,7 @@
 """Spark's Python daemon. It imports the modules that tasks need before it forks workers, so that they start fast."""
 
+import gc
+
 from sluice.support.startup import importing
 
 # Workers collect garbage after every task. If a collection scanned the imported modules, it would
@@ -11,6 +13,18 @@ with importing():
     import pandas  # noqa: F401
     from pyspark.daemon import manager
 
+    from sluice.support.memory import release_unused_memory
+
+
+def release_memory(phase: str, info: dict[str, int]) -> None:
+    """Return a task's memory after the full collection with which PySpark ends the task.
+
+    A worker waits for its next task while other workers, or the driver, need memory for the same batch.
+    """
+    if phase == "stop" and info["generation"] == 2:
+        release_unused_memory()
+
 
 if __name__ == "__main__":
+    gc.callbacks.append(release_memory)
     manager()
