@@ -298,7 +298,12 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
         built.store = built.store_of(built.sink)
     else:
         built.topic = f"{prefix}_out"
-        handles[built.sink["id"]].to(built.topic)
+        results = handles[built.sink["id"]]
+        if built.sink["op"] in ("filter", "filter_not") and isinstance(results, Table):
+            # The cases' last filter gets old values, and so sends nothing for a row that passes neither before nor
+            # after a change; suppress does, too.
+            results = results.suppress_until_time_limit(_ms(0))
+        results.to(built.topic)
     return built
 
 
