@@ -158,8 +158,11 @@ class StagePlanner:
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
         # A suppress step after a join has a stream time of its own, because many of the join's rows
-        # cause no result.
+        # cause no result. After a table whose rows expire, it has one because a row of any key can
+        # delete this key's row.
         if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
+            return None
+        if isinstance(node.parent, nodes.ToTable) and node.parent.expiry is not None:
             return None
         for operator in self.operators:
             if operator.number == node.parent.number and operator.chained_to is None:

@@ -118,6 +118,25 @@ def test_rows_expire_at_a_time_of_theirs_in_a_joined_table(drive: Drive, cut: bo
     assert driver.store("offers").keys() == {"pot"}, "a row without a time does not expire"
 
 
+@cuts
+def test_a_suppressed_deletion_is_sent_before_the_next_update(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("logins", workers=3)
+    table = logins(pipeline, expires_after="20 ms")
+    table.map_values("user").suppress_until_time_limit("5 ms").to("held")
+    table.suppress_until_time_limit("5 ms").map_values("user").to("held_too")
+    driver = drive(pipeline)
+    # The records of `late` belong to one of the workers, and advance stream time for all of them.
+    first, second = ([(key, at) for key in "abcdef"] for at in (30, 71))
+    for key, at in [*first, ("late", 40), ("late", 60), *second, ("late", 80)]:
+        driver.pipe("logins", {"user": key}, key=key, timestamp=at)
+        if cut:
+            driver.commit()
+    for topic in ("held", "held_too"):
+        for key in "abcdef":
+            of_key = [(record.value, record.timestamp) for record in driver.output(topic) if record.key == key]
+            assert of_key == [(key, 30), (None, 50), (key, 71)]
+
+
 def test_rows_expire_by_the_wall_clock_without_records(drive: Drive) -> None:
     pipeline = Pipeline("logins", workers=2)
     table = logins(pipeline, expires_at="expires", expiry_clock="wall")
