@@ -92,13 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if HERE in item.path.parents and item.path.parent != HERE:
             item.add_marker(item.path.relative_to(HERE).parts[0])
     if hasattr(config, "workerinput"):
-        from tests.support.parallel import ON_SPARK, needs_spark, rank
+        from tests.support.parallel import needs_spark, rank
 
         items.sort(key=rank)
-        for item in items:
-            if needs_spark(item):
-                # `Dealer` knows nothing of a test but this id.
-                item._nodeid += ON_SPARK  # type: ignore[attr-defined]
+        # pytest-xdist tells `Dealer` only the ids of tests. Each process writes the same file.
+        on_spark = [item.nodeid for item in items if needs_spark(item)]
+        Path(os.environ[_BROKER], "on_spark").write_text("\n".join(on_spark))
 
 
 def pytest_collection_finish() -> None:
@@ -118,7 +117,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let `Dealer` distribute the tests over the processes of pytest-xdist."""
     from tests.support.parallel import Dealer
 
-    return Dealer(config, log)
+    return Dealer(config, log, Path(os.environ[_BROKER], "on_spark"))
 
 
 @pytest.hookimpl(wrapper=True)

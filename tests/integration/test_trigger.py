@@ -305,9 +305,9 @@ def test_polls_and_restarted_triggers_leave_no_threads_and_files(
         return KafkaEndOffsetTrigger("p", [topic], poll_seconds=0.01)
 
     async def many_polls(_: Events) -> None:
-        await looks(100)
+        await looks(50)
         before = own_size()
-        await looks(500)
+        await looks(200)
         assert_flat(before, own_size())
 
     async def one_poll(_: Events) -> None:

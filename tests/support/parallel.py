@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 ON_SPARK = "@spark"
-"""The end of the node ids of tests that start a Spark in their process."""
+"""The end of the names of files whose tests start a Spark in their process."""
 
 TOGETHER = ("tests/api/", "tests/browser/")
 """Tests that run in one process, because they share an Airflow. Otherwise, a file has a process."""
@@ -53,10 +56,16 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     processes run only other files, so that there is one Spark: it takes as long to start as hundreds of tests.
     """
 
-    def __init__(self, config: pytest.Config, log: object) -> None:
+    def __init__(self, config: pytest.Config, log: object, on_spark: Path) -> None:
+        """`on_spark`: the file to which the processes have written the ids of the tests that need Spark."""
         config.option.loadscopereorder = False
         super().__init__(config, log)
         self._nodes: list[WorkerController] = []
+        self._file = on_spark
+
+    @cached_property
+    def _on_spark(self) -> frozenset[str]:
+        return frozenset(self._file.read_text().split("\n"))
 
     def add_node(self, node: WorkerController) -> None:
         self._nodes.append(node)
@@ -84,7 +93,7 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         scope = next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
-        return scope + (ON_SPARK if nodeid.endswith(ON_SPARK) else "")
+        return scope + (ON_SPARK if nodeid in self._on_spark else "")
 
 
 def needs_spark(item: pytest.Item) -> bool:
