@@ -42,7 +42,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # Rows of one record share its outcome, so they must be distinguishable from the rows of other records.
+        # All rows of one record share an outcome. The offsets tell which rows belong to one record.
         self.records = records
         """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
@@ -109,7 +109,7 @@ class PartitionResults:
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last, count = self.placed.get(sink.topic, (-1, 0))
-        # The previous batch ended with rows of the same record, so the numbers continue.
+        # If the previous batch ended with rows of the same record, the numbers continue.
         if offsets[0] == last:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1

@@ -1,4 +1,4 @@
-"""The data that a batch's tasks need from its start: its number, its time and the stream times.
+"""What tasks must know about their batch: its number, its clock, and the stream times at its start.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
 query. The hosts therefore need not share a file.
@@ -58,7 +58,10 @@ def write_start(file: Path, start: BatchStart) -> None:
 
 @contextmanager
 def batch_context(start: BatchStart) -> Iterator[None]:
-    """Run the tasks of a batch in this thread, without Spark."""
+    """Within the block, this thread runs tasks of a batch without Spark.
+
+    `this_batch` returns `start`.
+    """
     token = _HERE.set(start)
     try:
         yield
@@ -82,7 +85,10 @@ def this_batch() -> BatchStart:
 
 @contextmanager
 def worker_context(worker: int) -> Iterator[None]:
-    """Run a worker's task of a stage in this thread, without Spark."""
+    """Within the block, this thread runs a worker's task without Spark.
+
+    `this_worker` returns `worker`.
+    """
     token = _WORKER.set(worker)
     try:
         yield
@@ -91,7 +97,10 @@ def worker_context(worker: int) -> Iterator[None]:
 
 
 def this_worker() -> int:
-    """The worker whose part of a stage this task runs. The task may have no rows that name it."""
+    """The worker whose part of a stage this task runs.
+
+    Rows name the worker, but a task may have no rows.
+    """
     worker = _WORKER.get(None)
     if worker is not None:
         return worker

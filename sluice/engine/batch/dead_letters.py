@@ -197,9 +197,10 @@ class RejectedOutput:
 
 
 def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
-    """Leave out the value of a dead letter that exceeds the topic's limit, and also its headers and key if need be.
+    """Shorten each dead letter that is larger than the topic's limit.
 
-    A header says what was left out. Sluice's own headers, which are short, stay.
+    Leaves out its value, and, if it is still too large, also the record's own headers, and then the
+    key. A header says what was left out. Sluice's own headers, which are short, stay.
     """
     sizes = record_sizes(dead_letters) + _LEFT_OUT_BYTES
     if not (sizes > limit).any():

@@ -81,9 +81,10 @@ class IdleTime:
     def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
         """Whether an upstream operator holds back results.
 
-        If stream time went on for this operator first, such results could become late for it. A
-        processor holds back only the results of timers, which have the time of the timer. It
-        therefore counts only if a timer is due at `now`.
+        If stream time went on for this operator first, the results that the upstream operator holds
+        back could become late. A processor holds back only the results of its timers. They have the
+        timer's time, so the results of a timer that is not due yet cannot become late. A processor
+        therefore counts only if one of its timers is due at `now`.
         """
         for other in self._waiting:
             if other.number in self._before(operator):

@@ -96,7 +96,7 @@ def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, T
 
 
 def _limits(settings: Mapping[str, str]) -> TopicLimits:
-    # The broker replaces such a topic's timestamps, so it accepts records of any time.
+    # With `LogAppendTime`, the broker replaces records' timestamps, so it accepts any timestamp.
     is_stamped = settings.get("message.timestamp.type") == "LogAppendTime"
     # Brokers before Kafka 3.6 have one setting for both directions.
     either = settings.get("message.timestamp.difference.max.ms", str(_ANY_TIME))

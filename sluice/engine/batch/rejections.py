@@ -25,7 +25,10 @@ LONGEST_DETAIL = 2_000
 
 
 class Rejected(msgspec.Struct, omit_defaults=True):
-    """The `value` of a row whose target is `row_schemas.REJECTED`. Key, time, window and origin are in its columns."""
+    """The `value` of a row whose target is `row_schemas.REJECTED`.
+
+    The row's other columns contain the key, the time, the window and the origin.
+    """
 
     node: int
     """Number of the step's node in the pipeline."""
@@ -94,7 +97,7 @@ RejectedRow = Mapping[str, Any]
 
 
 def rejected_rows(returned: pa.Table) -> list[RejectedRow]:
-    """The sorted rejected rows among the rows that tasks have returned."""
+    """The rejected rows among the rows that tasks have returned, sorted by position."""
     rows = returned.filter(pc.equal(returned.column("group_id"), REJECTED))
     return rows.take(pa.array(sorted_indices(rows))).to_pylist() if rows.num_rows else []
 

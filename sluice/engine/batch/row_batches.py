@@ -92,7 +92,8 @@ class RowBatchWriter:
         """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
-        # Reports of stream time name their worker, because every worker gets a report.
+        # A row may name the worker that gets it: a report of stream time goes to every worker, as
+        # one row for each.
         given = table.column("worker")
         if given.null_count == len(owners):
             return owners

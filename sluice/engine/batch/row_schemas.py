@@ -35,6 +35,8 @@ ROW = {
 }
 """Columns of a row. `target` is the operator, store, group or sink that the row is for.
 
+`side` is the number of the target's input, such as the left or the right side of a join.
+
 If `emitted` is true, `target` is the operator that emitted the row.
 
 `headers` are the headers of the record that caused the row, as JSON, if an output needs them.
@@ -107,7 +109,8 @@ def origins(source: int, partition: int, offsets: Integers) -> Integers:
     if len(offsets):
         numbers["offset"] = int(offsets.max()), OFFSET_BITS
     for name, (number, bits) in numbers.items():
-        # A number that overflows into its neighbour would silently sort records wrongly.
+        # A number with too many bits would change the number before it, and so silently sort
+        # records wrongly.
         if number >= 1 << bits:
             raise OverflowError(f"{name} {number} is above {(1 << bits) - 1}")
     return np.int64((source << PARTITION_BITS | partition) << OFFSET_BITS) + offsets
@@ -139,7 +142,10 @@ def sorted_indices(table: pa.Table) -> npt.NDArray[np.intp]:
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """A table's columns of the position as numbers with the same order, the least significant first."""
+    """The columns that form a row's position, each as numbers in the same order.
+
+    The column that counts least for the order comes first.
+    """
     columns = [table.column(name) for name in SORT_KEY if name in table.column_names]
     return [ranks(column) for column in reversed(columns)]
 

@@ -73,7 +73,8 @@ class SideOutputs:
     """Collects the side outputs of the tasks of a chain, until the chain's last task takes them."""
 
     direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
-    """If set, writes a topic's records from the task instead of collecting them; returns None for other topics."""
+    """If set, a task calls it to write a topic's records at once. If it returns None, the task
+    collects the records."""
     _collected: list[SideOutput] = field(
         default_factory=list,
         init=False,
@@ -201,7 +202,10 @@ _CHANGES = "worker-"
 
 
 def _file_of_task() -> Path | None:
-    """The file between the chains of this task of Spark; None without Spark. Spark deletes its folder at the end."""
+    """The file in which a chain leaves side outputs for the next chain; None without Spark.
+
+    Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
+    """
     # A batch without Spark must not wait for the import of PySpark.
     if "pyspark" not in sys.modules:
         return None
@@ -211,7 +215,7 @@ def _file_of_task() -> Path | None:
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if context is None or not folder:
         return None
-    # A repeated task has another number, so it never reads what a failed attempt has left.
+    # Each attempt of a task has its own number, so it never reads what a failed attempt has left.
     return Path(folder, f"side-outputs-{context.taskAttemptId()}")
 
 

@@ -48,7 +48,7 @@ class Storage:
         return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """The same storage, with the addresses of shards on state servers."""
+        """The same storage, with the state server's address of each shard that a server serves."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
@@ -75,8 +75,9 @@ class Storage:
 
         Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write to any shard.
 
-        `written` is the last batch whose output records were written. If the ledger were older, Sluice would count
-        records twice, or write other records under the number of that batch.
+        `written` is the last batch whose output was written, according to its marker. The ledger
+        must know this batch. With an older ledger, Sluice would count records twice, or write other
+        records under the number of this batch.
         """
         published = ledger.snapshots.last_batch(self.ref)
         planned = ledger.plans.unpublished(self.ref)
@@ -94,8 +95,8 @@ class Storage:
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
-                    # If a batch is planned, a run that was interrupted before its first
-                    # snapshot has written the rows.
+                    # If a batch is planned, the rows are expected: a run was interrupted before it
+                    # published its first snapshot.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
                     # From here on, the shard refuses writes of earlier holders of the lease.
@@ -138,7 +139,7 @@ def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
     """Whether the planned batch is the batch whose output was written."""
     if (planned.number, planned.begun) != (written.number, written.begun):
         return False
-    # The metadata of a written batch leaves out partitions from which the batch has read nothing.
+    # The marker of a written batch leaves out partitions from which the batch has read nothing.
     for topic, ends in written.ends.items():
         planned_ends = planned.ends.get(topic, {})
         if any(planned_ends.get(number) != end for number, end in ends.items()):

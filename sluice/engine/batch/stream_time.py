@@ -21,10 +21,11 @@ BEFORE_ALL = -1
 """Stream time before the first record."""
 
 CLOSED = ":closed"
-"""Name of the time up to which all windows are closed."""
+"""Name, among the stream times, of the time up to which all windows are closed."""
 
 SEEN = ":seen"
-"""Name of the time at which a partition last had a record, by the clock of the batches.
+"""Name, among the stream times, of the time at which a partition last had a record, by the batches'
+clock.
 
 No store or step can have this name, because authors' names contain no colon.
 """
@@ -42,7 +43,7 @@ IDLE = ":idle"
 """Name of the time of the last batch in which stream time went on without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""Names among the stream times that snapshots do not show: they belong to no operator."""
+"""Names, among the stream times, of the other times. Snapshots do not show them."""
 
 OF_WORKERS = (DUE, WALL)
 """Names of the times of which each worker has its own."""
@@ -116,9 +117,10 @@ def due_name(operator: str, worker: int) -> str:
 
 
 def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
-    """The times for another number of workers, among which the keys with timers are divided anew.
+    """The times for another number of workers.
 
-    Every worker looks for timers when the operator's earliest timer is due.
+    The keys with timers get new owners, so any worker may own the key of an operator's earliest
+    timer. Every worker therefore gets the earliest time of all workers.
     """
     of_workers = tuple(f"{kind}/" for kind in OF_WORKERS)
     spread = {name: time for name, time in times.items() if not name.startswith(of_workers)}
@@ -154,10 +156,12 @@ def advance_joint(
     begin: int,
     closed: int,
 ) -> tuple[Times, Times, Times]:
-    """Like `advance`, for two joined streams that share a stream time. Also returns the closed time after each row.
+    """The times before and after each row of two joined streams, which share a stream time.
 
-    Every row that has `passed` advances stream time. But unmatched records are sent only with a row that is `complete`
-    (has a key and a value) and not out of order; `before` is the stream time of the last such row before each row.
+    Every row that has `passed` advances stream time. The closed time, up to which unmatched records
+    have been sent, advances only at rows that are `complete` (have a key and a value) and not out
+    of order. Returns the closed time before each row, stream time after it, and the closed time
+    after it.
     """
     _, after = advance(times, passed, begin)
     before, closed_after = advance(times, complete & (times == after), closed)

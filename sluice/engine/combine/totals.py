@@ -143,8 +143,8 @@ class WindowedRecords:
         if records.num_rows:
             waiting = self.waiting.setdefault(group, [])
             waiting.append(records)
-            # State rows are made before all records are there, so that a task
-            # never holds the records of a whole backlog.
+            # State rows are made before the task has read all its records, so that it never holds
+            # the records of a whole backlog in memory.
             if sum(batch.num_rows for batch in waiting) >= _FLUSH_RECORDS:
                 yield from self.totals.rows(group, self.waiting.pop(group))
 

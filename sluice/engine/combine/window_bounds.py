@@ -41,7 +41,7 @@ def _on_calendar(window: CalendarWindow, times: Times) -> AllBounds:
 
 
 def _periods_at(window: CalendarWindow, times: Times) -> Times:
-    """The number of each time's period."""
+    """For each time, the number of the calendar's period, such as a day, that contains it."""
     ordered, positions = np.unique(times, return_inverse=True)
     periods = np.empty(len(ordered), np.int64)
     begin = 0

@@ -61,9 +61,10 @@ def assign_windows(
 
 
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
-    """The stream time that all groups have reached in all partitions. Earlier windows are closed.
+    """The stream time that all groups have reached in all partitions, and up to which windows close.
 
-    The first record of a partition that was empty before may have any event time, but closed windows stay closed.
+    The result is never smaller than in the batch before. So closed windows stay closed, even if a
+    partition that was empty gets a record of an earlier time.
     """
     reached = [times.closed(group.name, group.topics) for group in groups if group.window]
     return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
@@ -94,8 +95,8 @@ class Windowing:
         Adds counts, stream times and late records to `results`, and marks the outcome of each
         record in `outcome`.
         """
-        # The closed time is kept from batch to batch. If it were computed anew, it would go back
-        # when an idle partition gets records again.
+        # The time `closed` is kept from batch to batch. If each batch computed it anew, it would go
+        # back when an idle partition gets records again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:
@@ -135,7 +136,7 @@ class Windowing:
         # A record that another window or store has counted is not late: `applied` takes precedence.
         outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
-        # A record that is late for only some of its windows has been counted, so it is not sent.
+        # Only records that are late for all of their windows go to the topic of late records.
         if group.late is not None:
             late_for_all = np.setdiff1d(rows, rows[windowed.rows])
             if len(late_for_all):

@@ -46,7 +46,7 @@ class LookupTables:
                 self.values[group_id][key] = value
 
     def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
-        """The changes with a column of JSON for each lookup: the value of the change's key, or null.
+        """The changes with a column of JSON per lookup: the table's value for the key, or null.
 
         Omits changes whose key an inner join does not find.
         """

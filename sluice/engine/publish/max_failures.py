@@ -32,7 +32,8 @@ _NOT_REJECTED = {
 Kafka Streams, or a step failed for them."""
 
 _FEW = 100
-"""If the limit is a share, fewer rejected records than this never end a run: half of a small batch may be bad."""
+"""If the limit is a share, fewer rejected records than this never end a run, because they can be a
+large share of a small batch."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
 """A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this share is rejected."""
@@ -133,7 +134,7 @@ def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dic
         reason = headers.get(FIRST, "")
         if reason in reasons and reason not in examples:
             examples[reason] = headers.get("sluice.detail", "")
-            # A flood may have millions of dead letters.
+            # Stop once each reason has an example: a batch may have millions of dead letters.
             if len(examples) == len(reasons):
                 break
     return examples

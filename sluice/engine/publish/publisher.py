@@ -159,7 +159,10 @@ class Publisher:
         return self._times
 
     def __call__(self, state_rows: DataFrame, batch: int) -> None:
-        """Publish a batch. Spark calls this with the changed state rows, and computes them when shards are written."""
+        """Publish a batch. Spark calls this with the changed state rows.
+
+        Spark computes these rows only when `publish` writes the shards.
+        """
         self.publish(RowsOnSpark(state_rows), batch)
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
@@ -213,9 +216,10 @@ class Publisher:
     def _begin_phases(self) -> Phases:
         phases = Phases()
         if self.destinations is not None:
-            # All batches of a backlog have the same `begun`; a later batch starts when the previous
-            # batch is published. A repeated batch has the `begun` of a driver that has ended; it
-            # starts when this driver is ready.
+            # The phase starts at `begun`, with two exceptions. All batches of a backlog have the
+            # same `begun`, so a later batch starts when the previous batch is published. A repeated
+            # batch has the `begun` of a driver that has ended, so it starts when this driver is
+            # ready.
             begun = max(self._plan.begun, self._ready_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
@@ -242,7 +246,7 @@ class Publisher:
         """
         changes: SinkRecords = ()
         rejected = rejected_rows(rows)
-        # A rebuild's output was written before, so it needs no changes of stores.
+        # A rebuild writes no output, so it needs no records for the changes of stores.
         if self.destinations is not None and self.types.changes:
             self._tables.apply(rows)
             changes, rejected_changes = change_records(
@@ -263,7 +267,10 @@ class Publisher:
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
-        """The dead letters of records that were read or processed. Raises EngineError if a step fails too often."""
+        """The dead letters of records that could not be read or processed.
+
+        Raises RecordsRejected if there are too many of them.
+        """
         if self._writer is None:
             return []
         dead_letters = self._writer.dead_letters(result.output)
@@ -360,8 +367,8 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        # Snapshots leave out the closed times, and when each partition last had a record: these
-        # depend on where batches end, and results do not.
+        # A snapshot shows only the stream times of operators. The other times, such as when each
+        # partition last had a record, depend on where batches end.
         names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
         shown_times = {name: times[name] for name in names}
         return Snapshot(

@@ -96,7 +96,8 @@ class Marker(msgspec.Struct, frozen=True):
     ends: dict[str, dict[str, int]] = {}
     """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
     checksums: dict[str, str] = {}
-    """Topic → the checksum of the batch's records, except for their headers, which may contain times and places."""
+    """Topic → the checksum of the batch's records without their headers, which may contain times
+    and offsets."""
 
     def written_to(self, topic: str) -> Written:
         """The number and the checksum of the records that the batch has written to a topic."""
@@ -166,7 +167,10 @@ class TransactionalOutput:
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
-        """Whether the marker of the ledger's newest batch is gone, and perhaps the marker of an unpublished batch."""
+        """Whether the marker of the ledger's newest batch is gone.
+
+        The marker of a later batch, which was not published, may then be gone, too.
+        """
         return newest is not None and newest.is_written and self.last_batch < newest.batch
 
     def require_marker(self, newest: Audit | None) -> None:
@@ -184,8 +188,8 @@ class TransactionalOutput:
 
     def __enter__(self) -> Self:
         with kafka_errors("Starting the output's transactions", self._kafka):
-            # Without a connection, the client asks for the
-            # transactions' coordinator only after 0.5 s.
+            # This call connects the client. A client without a connection would wait 0.5 s before
+            # it asks for the transactions' coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             self._producer.init_transactions(TIMEOUT_S)
@@ -222,7 +226,7 @@ class TransactionalOutput:
                 # marker says that it was written.
                 begun = self._begin_transaction()
             for topic, table in records:
-                # The batch is repeated, and its records for this topic are in Kafka already.
+                # If the batch is repeated, its records for this topic may be in Kafka already.
                 if written.get(topic):
                     continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
@@ -316,7 +320,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
             if generation is None:
                 continue
             marker = msgspec.json.decode(message.value(), type=Marker)
-            # The topic is compacted only now and then, so that it also has older markers.
+            # The topic is compacted only now and then, so it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
                 newest[generation] = marker
     except msgspec.DecodeError as error:
@@ -329,7 +333,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
-    # Kafka measures a topic's limit on batches, not on records.
+    # Kafka applies a topic's limit to batches of records, not to single records.
     sizes = [limit.size for limit in limits.values()]
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *sizes))}
 
@@ -377,9 +381,11 @@ def checksum(table: pa.Table) -> int:
 
 
 def _checksum(records: pa.RecordBatch) -> int:
-    """The sum of the CRC-32 of each record, which begins with a number made of its timestamp and its key's length.
+    """The sum of the records' CRC-32 checksums.
 
-    The driver computes this for every output record, so only functions in C are called for each of them.
+    A record's checksum covers its key and value, and starts from a number made of its timestamp and
+    the key's length. The driver computes it for every output record, so only functions in C are
+    called for each record.
     """
     keys, values = _bytes_column(records, "key"), _bytes_column(records, "value")
     # The key's length tells where the value begins. Null differs from an empty key or value.

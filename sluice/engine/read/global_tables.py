@@ -60,7 +60,7 @@ class TableReader(Reader):
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-            # The reader of streams makes the record's dead letter.
+            # The reader of streams makes the dead letters of these records.
             if place in counted_as_rejected:
                 continue
             if place in unfit:
@@ -81,7 +81,7 @@ class TableReader(Reader):
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
         """The key of a record. Raises UnusableKeyError if the record has no key, or its key cannot be a table's key."""
-        # The key is a field of the value, so Kafka's key is not used and may not be text.
+        # If the key is a field of the value, Kafka's key is not used, and need not be text.
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
@@ -101,10 +101,10 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The indices of records that the reader of streams rejects.
+        """The indices of records that the reader of streams rejects, if it reads this topic, too.
 
-        That reader counts these records. Operators do not get them, so this table does not get them
-        either.
+        The reader of streams counts these records and makes their dead letters. Operators do not
+        get them, so the table must not get them either.
         """
         if output.topic not in self.uncounted:
             return set()

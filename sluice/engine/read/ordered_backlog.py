@@ -127,7 +127,11 @@ class Backlog:
         return self._exact_ends(low, best, most - low_count) if low_count else None
 
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
-        """The index's offsets, limited to the backlog. A partition that has reached `time` gives no more records."""
+        """The index's offsets, limited to the backlog.
+
+        A partition with an earlier timestamp of at least `time` gives the batch no records: their
+        sequences are at least `time`, too.
+        """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
             begin, end = self.position[partition], self.ends[partition]

@@ -72,7 +72,11 @@ def sources_from_topics(
     recorded: Iterable[SourcePartition],
     now: Mapping[str, Topic],
 ) -> Iterator[SourcePartition]:
-    """The topics' current partitions, each beginning at the first record that it still has."""
+    """The topics' current partitions, each with the offset at which to begin.
+
+    That is the recorded first offset, or the offset of the first record that the topic still has if
+    this is later or nothing is recorded.
+    """
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):

@@ -40,7 +40,8 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
                     except _Deleted:
                         message = None
                         continue
-                    # A dead letter without its record's headers is better than a failed batch.
+                    # After a timeout or an error, skip the partition's other records: dead letters
+                    # without headers are better than a failed batch.
                     if message is None:
                         break
                     # Compaction may have removed the record. The consumer has then read the next record.

@@ -52,7 +52,8 @@ class SourceIdentity:
     ref: GenerationRef
     topics: tuple[str, ...]
     audits: Audits | None = None
-    """The audits of earlier batches, which show how much of a partition that lost records is unchanged."""
+    """The audits of earlier batches. If a partition has lost records, they show up to which offset
+    the partition is unchanged."""
 
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.

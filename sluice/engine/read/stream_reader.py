@@ -297,7 +297,7 @@ class StreamReader(Reader):
         if name == "_headers":
             texts = [_header_texts(text) for text in kept.column("headers").to_pylist()]
             return pa.array(texts, kind)
-        # The key is a field, so Kafka's key is not used and may not be text.
+        # If the key is a field, Kafka's key is not used, and need not be text.
         if name == "_key" and decoder.source.key is not None:
             return pa.nulls(kept.num_rows, kind)
         if name == "_key" and decoder.source.key_decode is not None:

@@ -25,8 +25,8 @@ _CONSUMER: dict[str, str | int | bool] = {
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
-    # Small fetches: the search needs only a few records of most
-    # partitions, and discards all others.
+    # The fetches are small, because the search needs only a few records of most partitions, and
+    # discards all others.
     "max.partition.fetch.bytes": 65_536,
     "queued.min.messages": 20_000,
 }
