@@ -184,13 +184,12 @@ class Lookup(_Stateless):
         if answer.error is not None:
             out.reject(RecordedFailure(answer.error), row.foreign, row.value, row.time)
             return
-        if answer.value is None:
+        if answer.value is None and self._on_missing == "drop":
             out.count("missing")
-            if self._on_missing == "drop":
-                return
-            if self._on_missing == "error":
-                missing = RecordedFailure(f"LookupError: the table has no row for {row.key!r}")
-                out.reject(missing, row.foreign, row.value, row.time)
-                return
+            return
+        if answer.value is None and self._on_missing == "error":
+            missing = RecordedFailure(f"LookupError: the table has no row for {row.key!r}")
+            out.reject(missing, row.foreign, row.value, row.time)
+            return
         joined = f'{{"left":{row.value},"right":{answer.value or "null"}}}'
         out.emit(row.foreign, joined, row.time, window=row.window)

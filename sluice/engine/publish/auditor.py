@@ -89,7 +89,7 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
     )
 
 
-_PASSED_OVER = ("late/", "no_window/", "null_key/", "null_value/", "duplicate/", "failed/")
+_PASSED_OVER = ("late/", "no_window/", "null_key/", "null_value/", "duplicate/", "missing/", "failed/")
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:

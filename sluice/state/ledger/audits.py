@@ -45,9 +45,9 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """Records that were late for all their windows and had no other effect."""
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`,
-    `null_value`, `duplicate`, `failed`. Other steps may still process the record, so these counts
-    are no part of the balance. A record that reaches an operator counts as applied, even if the
-    operator skips it."""
+    `null_value`, `duplicate`, `missing`, `failed`. Other steps may still process the record, so
+    these counts are no part of the balance. A record that reaches an operator counts as applied,
+    even if the operator skips it."""
     dropped: dict[str, int] = {}
     """Reason → number of unusable records that were discarded, such as records with a null key."""
     dead_letters: dict[str, int] = {}
