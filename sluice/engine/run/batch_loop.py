@@ -183,7 +183,8 @@ class BatchLoop:
             self.query.run(self.publisher, f"file://{checkpoint}")
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
-        # This comes before the query starts: its tasks need the start, and run before Spark calls the publisher.
+        # Tell the tasks before the query starts: they need the batch's stream times, and run before
+        # Spark calls the publisher.
         times = self.publisher.begin(plan, before, reads_records=offsets_between(before, plan.ends) > 0)
         tell_tasks(self.query.spark.sparkContext, BatchStart(plan.number, plan.begun, times))
 
@@ -286,7 +287,10 @@ def divide_records(
     target: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
+    """The batches of about `most` records in which a rebuild reads from `begin` to `target`.
+
+    For a rebuild that does not know the original batches.
+    """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):
         return divide_evenly(begin, target, most)

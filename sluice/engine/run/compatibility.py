@@ -110,7 +110,8 @@ class StoreChanges:
         ordered = before.operators.keys() | now.operators.keys()
         stores: set[str] = set()
         for name in old.keys() & new.keys():
-            # An operator's store has the operator's name, and keeps its rows only with its states.
+            # An operator's store has the operator's name, and keeps its rows only if the operator
+            # keeps its states.
             keeps_states = name not in ordered or operators.get(name) == name
             if keeps_states and _is_same_store(old[name], new[name]):
                 stores.add(name)
@@ -198,7 +199,7 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
     """The changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
-    # Each run may find further topics that match a pattern.
+    # The topics that a pattern matches are not compared, because each run may find further ones.
     topics_before, topics_now = {*declared_topics(before.topics)}, {*declared_topics(now.topics)}
     if gone := sorted(topics_before - topics_now):
         yield f"no longer reads {', '.join(gone)}"

@@ -116,7 +116,8 @@ class Lease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Stop the renewals first: a renewal after the release would mark the lease as held again.
+        # Stop the renewals first: a renewal after the release would fail, and would be reported as
+        # the loss of the lease.
         self._done.set()
         self._renewing.join()
         try:

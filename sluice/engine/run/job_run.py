@@ -100,8 +100,8 @@ class JobRun:
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
-        # While a rebuild makes a hidden generation under this generation's lease, runs of the current
-        # generation go on under their own lease.
+        # A rebuild writes its hidden generation under that generation's own lease. Runs of the
+        # current generation can go on meanwhile under the current generation's lease.
         if self.steps is not None and self.generation is not None:
             ref = GenerationRef(pipeline, self.generation)
             return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))
@@ -204,13 +204,14 @@ class JobRun:
 
         Why this order:
 
-        1. The pipeline is compared with its state before anything is opened, because opening fences other drivers.
-        2. The output's markers are read before the shards are prepared: they say which batch was written last, so that
-           a ledger or shards from an older backup are recognized.
-        3. The shards are prepared before the tables outside Kafka are opened: a shard refuses a driver that an older
-           ledger gave its lease, before this driver fences others from the tables.
-        4. The lease is checked after the tables are opened and before the generation is registered. A driver that had
-           lost its lease has just fenced off its successor from the tables, and must not go on.
+        1. The pipeline is compared with its state before anything is opened, because opening fences
+        other drivers. 2. The output's markers are read before the shards are prepared: they say
+        which batch was written last, so that a ledger or shards from an older backup are
+        recognized. 3. The shards are prepared before the tables outside Kafka are opened. If the
+        ledger is older than the shards, a shard refuses this driver, which then has not yet fenced
+        other drivers off from the tables. 4. The lease is checked after the tables are opened and
+        before the generation is registered. A driver that had lost its lease has just fenced off
+        its successor from the tables, and must not go on.
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None

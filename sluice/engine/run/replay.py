@@ -37,7 +37,10 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
 
 
 def divide_evenly(begin: Positions, target: Positions, most: int) -> list[ReplayStep]:
-    """Divide the records up to `target` into batches of about `most` records, if the original batches are unknown."""
+    """Divide the records from `begin` to `target` into batches of about `most` records.
+
+    Each batch takes the same share of every partition.
+    """
     unread: list[tuple[str, str, int, int]] = []
     """Topic, partition, first offset and end offset."""
     for topic, ends in target.items():

@@ -160,8 +160,8 @@ class ReportAdvances:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
-        # A filtered table sends no tombstone for a row that the filter has never
-        # passed; Kafka Streams sees no update.
+        # A filtered table sends no tombstone for a row that has never passed the filter. In Kafka
+        # Streams, this is no update, so it does not advance stream time.
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)

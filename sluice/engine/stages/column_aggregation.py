@@ -77,7 +77,7 @@ class Records:
     """The texts of the keys, by number."""
     line: Line
     places: Numbers
-    """The place of each record on `line`."""
+    """The number of each record on `line`, which orders all records by key and time."""
     neighbourhoods: Numbers
     """The number of each record's neighbourhood."""
     held: HeldWindows
@@ -92,7 +92,7 @@ class Records:
         )
 
     def continued(self, windows: WindowRanges) -> Numbers:
-        """The index of the records' window to merge with each held window; -1 if there is none."""
+        """For each held window, the index of the records' window to merge with it; -1 for none."""
         if not len(self.held.keys):
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
@@ -172,7 +172,7 @@ class ColumnAggregation:
         operator = run.operator
         if not isinstance(operator, WindowAggregation) or operator.retracts:
             return None
-        # A subclass may hold back more than the last result.
+        # A subclass of `Suppress` may hold back more than the last result of a window.
         if any(type(each.operator) is not Suppress for each in suppressing):
             return None
         window, functions = operator.window, ColumnFunctions.of(operator.calculation)
@@ -260,7 +260,10 @@ class ColumnAggregation:
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
-        """The span of each held window on the line. A record near this span is its neighbour."""
+        """The begin and the end of each held window on the line.
+
+        Records near this span are in the window's neighbourhood.
+        """
         starts = line.places(held.keys, held.starts)
         match self.window:
             case SessionWindow():
@@ -350,9 +353,10 @@ class ColumnAggregation:
 
 
 def _latest_before(batch: OperatorRows) -> Times:
-    """The largest stream time before each row: of cogrouped streams, the time of the stream ahead.
+    """The stream time before each row.
 
-    That stream may already have made the operator forget windows.
+    Each of several cogrouped streams has its own. The time of the stream that is ahead counts,
+    because this stream may have made the operator forget windows already.
     """
     times = batch.stream_times
     return np.maximum(times["before"], times["left"]) if "left" in times else times["before"]

@@ -23,10 +23,11 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ForeignKeyMoves:
-    """The task after a stage's operators that marks rows as MOVED for foreign-key joins (see `ForeignKeyJoin`).
+    """The task after a stage's operators that marks rows of left tables with changed foreign keys.
 
-    In this task, the old and the new value of a change still follow each other. After this task,
-    each of the two values goes to the worker of its own foreign key.
+    Such a row gets the side MOVED, because the join must treat it differently (see
+    `ForeignKeyJoin`). In this task, the old and the new value of a change still follow each other.
+    After this task, each of the two values goes to the worker of its own foreign key.
     """
 
     joins: tuple[int, ...]

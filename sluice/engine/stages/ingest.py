@@ -154,7 +154,10 @@ class Ingest:
                     )
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
-        """The sequence and origin of every record. Raises EngineError if a record's place does not fit an origin."""
+        """The sequence and origin of every record.
+
+        Raises EngineError if a number of a partition or an offset is too large for an origin.
+        """
         sources = batch.column("_source").to_numpy()
         partitions = batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
@@ -262,8 +265,8 @@ class Ingest:
             if part[0] not in operator.topics:
                 continue
             in_part = np.ones(len(times), bool) if mask is None else mask
-            # Stream time is never earlier than the closed time, even if an
-            # idle partition has records again.
+            # Stream time never goes back before the time up to which windows are closed, even if a
+            # partition that was idle has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
             before, after = advance(
                 times,

@@ -82,7 +82,7 @@ class OperatorRows:
 
     @property
     def sides(self) -> list[int]:
-        """The sides of the rows."""
+        """The numbers of the operator's inputs from which the rows come, sorted."""
         sides: list[int] = pc.unique(self.columns["side"]).sort().to_pylist()
         return sides
 
@@ -128,7 +128,7 @@ class OperatorRows:
         return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
 
     def rows(self) -> Iterator[tuple[Position, Row]]:
-        """Position and row of each row."""
+        """The rows as objects, each with its position."""
         for begin in range(0, len(self), _ROWS_AT_ONCE):
             columns = {name: _values(column.slice(begin, _ROWS_AT_ONCE)) for name, column in self.columns.items()}
             times: dict[str, list[int]] = {}

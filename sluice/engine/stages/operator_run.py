@@ -33,7 +33,7 @@ from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.shard import Shard
 
 _ROWS_UNCHECKED = 100
-"""After this many rows, a task checks whether they have had many results."""
+"""A task checks whether its rows have had many results only once for this many rows."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class BatchStates:
         return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
 
     def due(self, operator: int, until: int) -> list[str]:
-        """The keys whose state is due at stream time `until`."""
+        """The keys whose state is due at stream time `until` (see `Operator.due`)."""
         return self.shard.due_keys(operator, until, self.batch, self.epoch)
 
     def wall_due(self, operator: int, until: int) -> list[str]:
@@ -88,7 +88,8 @@ class BatchStates:
 class CopiedRows:
     """This worker's copies of the rows of the tables that a processor reads, in one batch.
 
-    A row is stored as a state that belongs to no key; its name consists of the table's side and the row's key.
+    A row is stored as a state that belongs to no key. Its name consists of the number of the input
+    from which the table comes, and of the row's key.
     """
 
     def __init__(self, operator: int, stored: BatchStates) -> None:
@@ -157,7 +158,7 @@ class OperatorRun:
         self._entries_before: dict[str, list[str | None]] = {}
         """Key → the entries of a processor's stores before the batch."""
         self.changed: list[State] = []
-        """The states of the finished keys, for the shard."""
+        """The states of the finished keys, for the shard. A key is finished after its last row."""
         self._finished: set[str] = set()
         """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
@@ -210,8 +211,8 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._due_until(releases.timeline.closed_after)
-            # No timer can become due in this batch, so it would be a waste of time to look for due
-            # timers at each row.
+            # If no timer is due and the processor sets none, no timer can become due in this batch.
+            # So the rows can be processed without looking for due timers at each row.
             if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
                 return None
             self.load(due)
@@ -220,7 +221,10 @@ class OperatorRun:
         return releases
 
     def _due_until(self, until: int) -> list[str]:
-        """The keys with results that are due by the clock of the operator's results."""
+        """The keys with results that are due at `until`.
+
+        This is a stream time, or a time of the wall clock for a table that expires by the clock.
+        """
         if isinstance(self.operator, ExpiringTable) and self.operator.is_timed_by_clock:
             return self._stored.wall_due(self.spec.number, until)
         return self._stored.due(self.spec.number, until)
@@ -240,7 +244,8 @@ class OperatorRun:
             for key in self._unscheduled:
                 releases.schedule(key, self._release_due(key), position)
             self._unscheduled.clear()
-        # A full buffer sends the oldest updates of all keys at once, before they are due.
+        # A suppress step whose buffer is full sends its oldest updates, of any key, before they are
+        # due.
         if isinstance(self.operator, Suppress):
             for key in sorted(self.operator.sent_early):
                 self._release_key(output, DueKey(position, BEFORE_ALL, key))
@@ -332,7 +337,7 @@ class OperatorRun:
                 old_row = None
             else:
                 process(row, output)
-            # Asking after each row would take longer than it saves.
+            # Asking `has_many_rows` after each row would take longer than it saves.
             if number % _ROWS_UNCHECKED == 0 and output.has_many_rows:
                 yield from output.take()
 
@@ -369,8 +374,8 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # `release` sends the due results of all keys after the row. With these times, the
-        # processing of the row sends none of them.
+        # A suppress step would send this key's due results while it processes the row. With these
+        # times, it sends none: `release` sends the due results of all keys after the row.
         if self._is_suppress:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None

@@ -1,4 +1,4 @@
-"""Asks for the rows of an operator outside of the pipeline, and records the answers in the worker's shard.
+"""Makes an operator's calls out of the pipeline, and records the answers in the worker's shard.
 
 An answer is found again by the record and the input that it is for. So a batch that is repeated after a crash asks only
 for rows without a recorded answer, and a rebuild, which copies the answers, repeats none of the calls.
@@ -126,7 +126,10 @@ class RecordedAnswers:
         return action
 
     def _id(self, position: Position, row: Row) -> str:
-        """Identifies a row by its record and by what is asked, wherever batches end and steps before it change."""
+        """Identifies a row by its record and by what is asked.
+
+        So the id stays the same if batches end elsewhere, or if earlier steps change.
+        """
         sequence, origin, _ = position
         place: tuple[str, int, int] | None = None
         # A result that no record has caused, such as a timer's, is identified by key, value and time alone.

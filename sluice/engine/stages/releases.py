@@ -36,7 +36,7 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """The first position at which a result is due: the begin of the batch, if it is due in this batch."""
+        """The position at which a result is due: before all rows, or after them if it is not due yet."""
         return BEGIN if due <= self.closed_after else END
 
 
@@ -127,8 +127,8 @@ class UnmatchedSearches(Releases):
             head = self._head()
             if self._current is not None and head is not None and head[0] <= self._current[1]:
                 return self._pop(self._current[0])
-            # The current search has found its last key. Go on to the next search before the
-            # position.
+            # The current search has found its last key. Go on to the next search, if it comes
+            # before `position`.
             self._current = None
             if self._begins_with_search:
                 self._begins_with_search = False

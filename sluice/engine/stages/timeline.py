@@ -144,7 +144,8 @@ class Timeline:
                 _, after_side = advance(times, of_number & (sides == side), before_side)
                 of_sides[side] = _Clock(before_side, after_side)
             if self._operator.joins_versions:
-                # The stream's records wait for the stream's own time.
+                # In a join with a versioned table, the stream's records wait for the stream time of
+                # their own stream, not of the table.
                 of_stream, of_table = of_sides[LEFT], of_sides[RIGHT]
                 passed = np.maximum(of_stream.after_each, before["closed"])
                 waits_for = _Clock(before["closed"], passed)

@@ -106,7 +106,8 @@ class ArrowSteps:
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
                 made[name] = _column(name, result, count)
-            # The array is exploded first, because the other columns need the rows of its elements, too.
+            # The array is exploded before the fallible expressions are computed, because they need
+            # a row for each element.
             if layer.explosion is not None:
                 columns, made = _exploded(layer.explosion, columns, made, count), {}
                 count = len(columns[layer.explosion.column.name])

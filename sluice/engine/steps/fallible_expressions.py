@@ -55,8 +55,8 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
-        # Rare: sqlglot has written a part in a way that Spark cannot resolve. A failure
-        # of this part gets no text of its own.
+        # In rare cases, sqlglot has written a part in a way that Spark cannot resolve. A failure of
+        # this part gets no text of its own.
         resolved = [_resolved_parts(with_structs, expression_parts) for expression_parts in parts]
     try:
         return _with_errors(with_structs, fallibles, resolved)

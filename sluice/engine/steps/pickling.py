@@ -131,7 +131,8 @@ def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
 def load_by_name(module: str, file: str) -> Any:
     """Import a module by name, or load it from its file, which Spark copies to executors."""
     if module == "__main__" and file:
-        # The author's script. In a task, `__main__` is Spark's worker.
+        # `__main__` was the author's script in the driver. In a task, `__main__` is Spark's worker,
+        # so the script is loaded from its file.
         return load_module(local(file))
     if module in sys.modules:
         return sys.modules[module]

@@ -115,8 +115,8 @@ class Call(_Calls):
                 if (result := function(key, value)) is not None:
                     require_run(result)
                 return {}
-            # Only True and False: the truth of another value, such as an empty
-            # list, would hide a mistake.
+            # Any result counts by its truth, except a coroutine or a generator: it would count as
+            # true, although the author's code has not run.
             case "condition":
                 if type(result := function(key, value)) is not bool:
                     require_run(result)

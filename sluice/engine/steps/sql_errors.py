@@ -13,8 +13,8 @@ from sluice.engine.steps.key_sql import NoKeyError
 from sluice.errors import EngineError, TopologyError
 from sluice.plan import Column, Job, Step
 
-# PySpark would also log each error with a Java stack trace. A filter survives
-# Airflow's reconfiguration of logging.
+# Without this filter, PySpark would also log each error with a Java stack trace. A level of the
+# logger would do the same, but Airflow resets levels when it configures logging.
 PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 
 
