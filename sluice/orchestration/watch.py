@@ -41,7 +41,7 @@ class Observation(NamedTuple):
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[FailureKind, Failure]
     next_timer: int | None = None
-    """When the pipeline's earliest timer on the wall clock is due, epoch ms; None without a timer."""
+    """When something is due that needs no records (`Snapshot.due`), epoch ms; None if nothing is."""
 
 
 @dataclass(frozen=True)
