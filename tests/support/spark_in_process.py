@@ -54,23 +54,6 @@ class Settings(dict[str, str]):
         return name in self
 
 
-@dataclass
-class Context:
-    """The session's context. Queries read the start of their batch from its local properties."""
-
-    master = "local[1]"
-    properties: dict[str, str] = field(default_factory=dict)
-    _conf: Settings = field(default_factory=Settings)
-
-    def setLocalProperty(self, name: str, value: str) -> None:
-        self.properties[name] = value
-
-    @property
-    def start(self) -> batch_start.BatchStart:
-        """The start of the batch that runs next."""
-        return batch_start._decode_start(self.properties[batch_start._START])
-
-
 class Anything:
     """An object of the JVM that the engine calls and needs nothing from, except an empty list of settings."""
 
@@ -84,8 +67,33 @@ class Anything:
         return '{"conf": {}}'
 
 
+class Part:
+    """A part of Spark's interface."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"There is no {name} without Spark: give the test the marker spark.")
+
+
 @dataclass
-class SparkInProcess:
+class Context(Part):
+    """The session's context. Queries read the start of their batch from its local properties."""
+
+    master = "local[1]"
+    properties: dict[str, str] = field(default_factory=dict)
+    _conf: Settings = field(default_factory=Settings)
+    _gateway = Anything()
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        self.properties[name] = value
+
+    @property
+    def start(self) -> batch_start.BatchStart:
+        """The start of the batch that runs next."""
+        return batch_start._decode_start(self.properties[batch_start._START])
+
+
+@dataclass
+class SparkInProcess(Part):
     """The session."""
 
     sparkContext: Context = field(default_factory=Context)
@@ -93,9 +101,6 @@ class SparkInProcess:
     batch: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     """Topic and partition → the offsets at which the running batch begins and ends."""
     _jvm = _jsparkSession = Anything()
-
-    def __post_init__(self) -> None:
-        self.sparkContext._gateway = Anything()  # type: ignore[attr-defined]
 
     @property
     def readStream(self) -> KafkaReader:
@@ -185,7 +190,7 @@ def columns(message: Message) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Frame(Part):
     """A DataFrame, whose partitions are computed whenever they are needed."""
 
     sparkSession: SparkInProcess
