@@ -35,9 +35,11 @@ name even so."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
-"""The connection name, which contains the broker's host and port."""
+"""Matches the connection's name at the beginning of an error of librdkafka. Its group is the
+broker's host and port."""
 _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
-"""The connection name and the duration that librdkafka adds before and after an error's reason."""
+"""Matches the connection's name and the duration that librdkafka adds before and after an error's
+reason."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The topic of a pipeline's dead letters: finds dead letters by reason, time and partition.
 
-Anyone who writes to a source topic decides the headers of its records, so no header of a record is
-believed. In a dead letter, Sluice's headers come after the record's own headers
-(`values.dead_letter_headers`). Markers in another topic say which dead letters were re-driven
-(`kafka.redrive`).
+Anyone who writes to a source topic decides the headers of its records, and can imitate Sluice's
+headers. So Sluice believes only the headers that it has added itself: in a dead letter, they come
+after the record's own headers (`values.dead_letter_headers`). Markers in another topic say which
+dead letters were re-driven (`kafka.redrive`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class DeadLetter:
     def is_original(self) -> bool:
         """Whether the dead letter has the key, value and headers of the rejected record.
 
-        For a failed step, it can have the step's input instead.
+        The dead letter of a failed step may have the step's input instead, and of a dead letter
+        that was too large, parts were left out.
         """
         return not (self.header("step") or self.header("left_out"))
 
@@ -168,7 +169,7 @@ class Marker(msgspec.Struct, frozen=True):
     offset: int
     """The offset of the re-driven record."""
     history: list[Failure] = []
-    """The failures of the record, oldest first; the last failure made this dead letter."""
+    """The failures of the record, oldest first. The last one led to the re-driven dead letter."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """The oldest timestamp at which a transaction begins that holds back records.
+    """The earliest timestamp of the first records of the transactions that hold back records.
 
     None if no transaction holds back records. Raises BrokersUnreachable.
     """

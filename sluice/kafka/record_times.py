@@ -15,7 +15,8 @@ Partition = tuple[str, int]
 """A topic and the number of a partition."""
 
 _MOST_BYTES = 65_536
-"""The most bytes that a partition is asked for. A broker sends a larger record all the same."""
+"""The most bytes that a request asks for from a partition. A broker sends a larger record all the
+same."""
 
 
 class OldestUnread:
@@ -37,8 +38,8 @@ class OldestUnread:
         unread = {place for lag in lags for place in lag.first_unread()}
         self._times = {place: self._times[place] for place in unread if place in self._times}
         unknown = unread - self._times.keys()
-        # Two pipelines may wait at different offsets of a partition, but a consumer has only one
-        # position in a partition, so each request reads one offset of a partition.
+        # Two pipelines may have read a partition up to different offsets. But a consumer has only
+        # one position in a partition, so each call of `timestamps_at` reads one offset of it.
         while unknown:
             batch = dict(unknown)
             read = timestamps_at(self._kafka, batch)

@@ -164,10 +164,10 @@ def _send(
     letters: Sequence[DeadLetter],
     outcome: RedriveOutcome,
 ) -> Sequence[DeadLetter]:
-    """Write records and their markers in one transaction.
+    """Write records and their markers in one transaction. Returns the dead letters that are left.
 
-    If the broker refuses a record, nothing is written. Returns the other dead letters, which have
-    to be sent again.
+    If the broker refuses a record, nothing is written, and all other dead letters are left.
+    Otherwise, none is left.
     """
     records = _originals(kafka, letters)
     sent: dict[tuple[int, int], Marker] = {}
@@ -294,8 +294,8 @@ def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
         headers = headers_of(message)
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
-    # The record has these headers from its last re-drive, unless another program has written another
-    # record to its position.
+    # The last re-drive has added these headers at the end of the record. They are missing if
+    # another program has written another record to this position.
     earlier = _history_headers(letter.history)
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]

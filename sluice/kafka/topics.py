@@ -267,7 +267,8 @@ def records_at(
         consumer = Consumer({**quiet(kafka), **_ONE_RECORD})
     try:
         with broker_errors(kafka):
-            # Makes the client find the partitions' leaders at once instead of after 0.5 s.
+            # This call makes the client find the partitions' leaders at once instead of after 0.5
+            # s.
             if places:
                 consumer.list_topics(timeout=_TIMEOUT_S)
             consumer.assign([TopicPartition(topic, number, offset) for (topic, number), offset in places.items()])

@@ -32,8 +32,8 @@ class Lag:
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)
-    """The ends of partitions including the records that open transactions hold back. May omit other
-    partitions."""
+    """The ends of partitions including the records that open transactions hold back. May omit
+    partitions in which no records are held back."""
 
     @property
     def unread(self) -> int:
@@ -46,7 +46,11 @@ class Lag:
         return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """The topics that do not exist, sorted: patterns that match no topic, and topics that were read, too."""
+        """The topics that do not exist, sorted.
+
+        Includes patterns that match no topic, and topics that a pattern matched when they were
+        read.
+        """
         topics = [*topics]
         read = named_or_matching(topics, self.positions)
         patterns = [topic for topic in topics if is_pattern(topic)]
@@ -107,8 +111,8 @@ class Lag:
 
     def _count(self, topic: str, partition: int, end: int) -> int:
         """The number of offsets before `end` that the pipeline has not read."""
-        # If the topic was deleted and created again, an empty topic counts as one record, so that
-        # a run starts and reports the change.
+        # If the topic was deleted and created again, it counts as at least one record, even if it
+        # is empty, so that a run starts and reports the change.
         is_new = self.positions.get(topic, {}).get(partition, 0) > end
         return max(end - self._first(topic, partition, end), int(is_new))
 
@@ -117,7 +121,7 @@ class Lag:
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
         # A position after the end means that the topic was deleted and created again: all records
-        # are unread. Retention may have removed records that the pipeline has not read.
+        # are unread. A begin after the position means that retention has removed unread records.
         return begin if position > end else max(position, begin)
 
 

@@ -100,7 +100,8 @@ class CalendarWindow:
 
     def period_at(self, time: int) -> int:
         """The number of the period that contains an instant. Numbers increase with time."""
-        # This is only a first guess, because the clocks may change within the quarter of an hour.
+        # This is only a first guess, because the clocks may change within the quarter of an hour
+        # that contains the time.
         number = self._period_of_local(time + _ahead_of_utc(self.zone, time // _QUARTER))
         while self.start_of(number + 1) <= time:
             number += 1

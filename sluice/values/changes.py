@@ -15,7 +15,8 @@ from sluice.values.keys import key_text
 V = TypeVar("V")
 
 CheckOld: TypeAlias = Literal["count", "reject"]
-"""What to do with a change whose old row differs from the row before it: count it, or reject it."""
+"""What to do with a change whose old row is not the row that the table has: count it, or reject
+it."""
 
 Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "transaction"]
 
@@ -76,7 +77,10 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
 class DebeziumDecoder(Wrapper):
-    """Decodes a value of Debezium to a class of changes, which `__wrapped__` is for pickling."""
+    """Decodes a value of Debezium to an instance of a class of changes.
+
+    The attribute `__wrapped__` is this class, which pickling needs.
+    """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
         super().__init__(changes)
@@ -103,7 +107,7 @@ class DebeziumDecoder(Wrapper):
         return None if data == _NULL else self._rows.decode(data)
 
     def _old(self, data: Raw) -> Any:
-        # Many databases send only the columns of the key before a change.
+        # As the row before the change, many databases send only the columns of its key.
         try:
             return self._row(data)
         except msgspec.ValidationError:

@@ -32,7 +32,7 @@ def code_fingerprint(function: Callable[..., Any]) -> str:
 
 
 def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
-    # Functions may call each other, so without this their descriptions would never end.
+    # Functions may call each other. Without this check, their descriptions would never end.
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -75,7 +75,7 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
-        # The name may not be bound yet.
+        # The name may not be bound to a value yet, which raises ValueError.
         try:
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:

@@ -62,7 +62,7 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
 
 
 def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
-    """Python source that reads a field of `value`; None for a field that a TypedDict may leave out."""
+    """Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
     if not isinstance(kind, inspect.TypedDictType):
         return f"{value}.{field.name}"
     return f"{value}[{field.name!r}]" if field.required else f"{value}.get({field.name!r})"

@@ -36,5 +36,5 @@ def parse_address(address: str) -> tuple[str, int] | None:
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
-    # Cut off, because Python refuses to parse thousands of digits.
+    # Only the first digits are parsed, because Python refuses to parse thousands of digits.
     return (host, int(port)) if 0 < int(port[:6]) <= _MOST_PORT else None

@@ -54,7 +54,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
     the line that starts a driver, before which all that the pipeline needs is defined.
     """
-    # This task has already loaded the file.
+    # If the name is known, this task has already loaded the file.
     if name in sys.modules:
         return sys.modules[name]
     file = file.absolute()

@@ -46,8 +46,9 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
 How = Literal["inner", "left", "outer"]
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
-OnMissing = Literal["null", "drop", "error"]
 """Policy for a record that cannot be read, processed or written."""
+OnMissing = Literal["null", "drop", "error"]
+"""Policy for a record for which a look-up finds no row."""
 OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 """Policy for a record without a valid event time; `clock` gives it the time of processing."""
 WALL_CLOCK = "(wall clock)"

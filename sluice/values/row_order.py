@@ -130,7 +130,7 @@ def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
 
 
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
-    """The bytes before and after the base in a path; None if they differ from row to row."""
+    """The bytes before and after a path's base (see `path_sql`); None if rows differ in them."""
     # Only a literal is the same for all rows; other elements are read from columns.
     if not all(element.startswith("X'") for element in elements):
         return None

@@ -75,7 +75,7 @@ class PostgresTable:
         return f"in {self.connection}"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have this name; an empty text if a column can have it."""
+        """Why no column in PostgreSQL can have this name; an empty text if a column can have it."""
         if name in _SYSTEM_COLUMNS:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
@@ -90,7 +90,10 @@ class PostgresTable:
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """The columns that identify a row, with their Spark SQL types; an empty text for the key's column."""
+        """Column that identifies a row → its Spark SQL type.
+
+        The type of the key's column is an empty text, because it depends on the value's fields.
+        """
         return _identity_columns(self.key, is_windowed)
 
 
@@ -151,7 +154,7 @@ class DeltaTable:
         return "in Delta Lake"
 
     def refusal(self, name: str) -> str:
-        """Why no column of such a table can have this name; an empty text if a column can have it."""
+        """Why no column in Delta Lake can have this name; an empty text if a column can have it."""
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
 
@@ -160,7 +163,10 @@ class DeltaTable:
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """The columns that identify a row, with their Spark SQL types; an empty text for the key's column."""
+        """Column that identifies a row → its Spark SQL type.
+
+        The type of the key's column is an empty text, because it depends on the value's fields.
+        """
         return _identity_columns(self.key, is_windowed)
 
 

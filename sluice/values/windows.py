@@ -112,8 +112,8 @@ TimeWindow: TypeAlias = Window | CalendarWindow
 class CustomWindow:
     """Windows `[start, end)` that an author's function gives for a record's time.
 
-    The function takes the time and returns pairs of start and end. A start always has the same end. Windows accept
-    records until end + grace.
+    The function takes the time and returns pairs of start and end. It must always return the same
+    end with a start. Windows accept records until end + grace.
     """
 
     function: Reference
