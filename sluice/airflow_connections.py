@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.spark_submit import deploy_mode_error
+from sluice.values.sink_tables import connection_variable
 
 KAFKA = "kafka_default"
 SPARK = "spark_default"
@@ -94,7 +95,9 @@ def database_url(connection: str) -> str:
     if database.conn_type != "postgres":
         raise SettingsError(
             f"Connection {connection!r} is of type {database.conn_type}.",
-            next_step="Give it the type Postgres: a pipeline writes a table to its database.",
+            next_step="Give it the type Postgres, because a pipeline uses a table of its database. For look-ups in "
+            "another kind of database, delete the connection and set the environment variable "
+            f"{connection_variable(connection)} to the database's URL.",
         )
     user, password = (quote(part or "", safe="") for part in (database.login, database.password))
     port = f":{database.port}" if database.port else ""

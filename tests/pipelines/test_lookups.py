@@ -17,6 +17,7 @@ from sluice import Digits, Pipeline
 from sluice.errors import EngineError, SettingsError, SluiceError, TopologyError
 from sluice.lookups import database_table
 from sluice.lookups.row_cache import RowCache
+from sluice.orchestration.dag_facts import facts_of
 from sluice.state.remote.opening import open_shard
 from sluice.testing import TopologyTestDriver
 from tests.support.postgres import new_database
@@ -243,6 +244,10 @@ def test_no_password_is_shown(look: Look) -> None:
     with pytest.raises(SluiceError, match="the database cannot be read") as error:
         driver.commit()
     assert "s3cret" not in f"{error.value!r} {driver._run.storage!r} {error.value.__cause__!r}"
+
+
+def test_airflow_gives_the_run_the_url_of_the_connection() -> None:
+    assert facts_of(looked_up()).databases == ("crm",)
 
 
 @pytest.mark.parametrize(
