@@ -41,7 +41,7 @@ _PREPARE_POSTGRES = (
 _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
-"""How long a thread waits for a connection that another thread uses."""
+"""How long a thread waits for a free connection while other threads use all connections."""
 _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
 """The advice in an error about an invalid address."""
 
@@ -115,7 +115,10 @@ def certificate_advice(reason: str) -> str:
 
 
 def open_engine(url: URL) -> Engine:
-    """An engine with real transactions on SQLite too: WAL, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers."""
+    """An engine whose transactions behave alike in PostgreSQL and in SQLite.
+
+    SQLite gets a write-ahead log, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers.
+    """
     if url.get_backend_name() != "sqlite":
         # PostgreSQL may have been restarted since a connection of the pool was last used.
         engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)

@@ -24,7 +24,8 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 """How long a connection may take, unless its address says otherwise."""
 _SHORTEST_CONNECT = 2
-"""Psycopg's shortest time limit for connecting. It replaces shorter limits by this limit."""
+"""The shortest time limit for connecting that psycopg has. It replaces a shorter limit by this
+one."""
 SILENT_SECONDS = 30.0
 """How long a server may be silent before this process tries to open another connection to it."""
 _TCP = {

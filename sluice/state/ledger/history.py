@@ -1,8 +1,9 @@
 """The history of a generation's batches. A rebuild repeats the batches to get the same results.
 
 Batch boundaries, the time at which each batch began and the number of partitions at that time
-determine which records are in the future, which partitions are idle, and how the records of several
-topics are interleaved. The rows are small; retention does not remove them with the snapshots.
+determine which records are rejected as too far in the future, which partitions count as idle, and
+how the records of several topics are interleaved. The rows are small; retention does not remove
+them with the snapshots.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Leases(LedgerPart):
         return [LeaseRow(**dict(row)) for row in self._read(current(LEASES))]
 
     def take(self, ref: GenerationRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
-        """Take a lease if it still equals `seen`; otherwise return None and change nothing.
+        """Take a lease if its row still equals `seen`; otherwise return None and change nothing.
 
         The previous holder cannot commit anything afterwards.
         """

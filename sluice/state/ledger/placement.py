@@ -95,7 +95,8 @@ class Placements(LedgerPart):
                     next_step="To bring it here, start this server without --workers, then: sluice move "
                     f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
-            # The server may have got a certificate since the worker was placed here.
+            # The address is the same, but the server may have got a certificate since then, which
+            # changes `tls`.
             if before != placement:
                 replace_placement(connection, placement)
 
@@ -120,7 +121,7 @@ class Placements(LedgerPart):
             raise _overtaken(self.of(move.pipeline).get(move.number), move)
 
     def finish_move(self, move: Move) -> None:
-        """Place a worker at a server, even if another server has it.
+        """Place the moved worker at its new server.
 
         Raises Refused and changes nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.

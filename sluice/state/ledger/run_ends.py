@@ -16,10 +16,10 @@ from sluice.settings import Settings
 
 @contextmanager
 def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Iterator[None]:
-    """Record the error that ends the block as the pipeline's failure.
+    """If an error ends the block, record it as the pipeline's failure, and raise it again.
 
-    A run that reads all records clears the failure. An unreachable ledger does not affect how the
-    block ends.
+    A run that reads all records clears the failure. If the ledger cannot be reached, nothing is
+    recorded, and the same error is raised.
     """
     try:
         yield

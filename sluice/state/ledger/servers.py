@@ -35,8 +35,8 @@ class Servers(LedgerPart):
             before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()
             if before == server:
                 return
-            # Every host calls an address such as 127.0.0.1 its own, so readers would ask the wrong
-            # server.
+            # Two servers may have registered the same address, such as 127.0.0.1, which every host
+            # calls its own. Readers would then ask the wrong server.
             if before is not None and not takes_over:
                 raise Refused(
                     f"Another state server has the address {address_of(host, port)}, which each host calls its own.",

@@ -76,7 +76,8 @@ class Snapshots(LedgerPart):
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                     note_last_records(connection, ref, audit.sources)
-                    # A rebuild or a replay repeats batches that runs have counted already.
+                    # The batches that a rebuild or a replay repeats were counted when runs
+                    # published them.
                     if audit.is_written:
                         add_measurements(connection, ref.pipeline, totals_of_batch(snapshot, audit))
                 if batch is not None:
@@ -296,7 +297,7 @@ def _snapshot(row: RowMapping) -> Snapshot:
     return Snapshot(**(dict(row) | values | {"published_at": datetime.fromisoformat(row["published_at"])}))
 
 
-# Built once: every server runs this query many times a second.
+# Every server runs this query many times a second, so it is built only once.
 _LATEST = (
     current(SNAPSHOTS)
     .where(SNAPSHOTS.c.pipeline == bindparam("of_pipeline"))

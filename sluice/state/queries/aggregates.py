@@ -27,8 +27,8 @@ _EXACT = Context(prec=700)
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 _NUMBER_TYPES = frozenset({int, Decimal})
-"""The types of JSON's numbers. The type of true is a subclass of int, so `isinstance` would take it
-for a number."""
+"""The types of JSON's numbers. The type of true and false is a subclass of int, so `isinstance`
+would take these values for numbers."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):

@@ -135,7 +135,10 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     smallest: bool
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """The entries with the field, best first. Raises QueryError if a field is not a number."""
+        """The entries that have the field, the largest or the smallest number first.
+
+        Raises QueryError if a field is not a number.
+        """
         top: list[Entry] = []
         for page in _pages(self, shard, self.within):
             candidates = [entry for entry in page if number_at(entry, self.field) is not None]

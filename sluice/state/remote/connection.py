@@ -35,7 +35,8 @@ nothing for 30 s. The time limit of a write, 10 minutes, would notice a lost hos
 _ERRORS: dict[str, type[SluiceError]] = {
     error.title: error for error in (DamagedState, LeaseError, QueryError, Refused, TooSlow)
 }
-"""Errors that keep their class. All other errors of a state server become StateError."""
+"""Title of a state server's error → the class of the error that this process raises. Errors with
+other titles become StateError."""
 
 
 class NotAStateServer(Exception):

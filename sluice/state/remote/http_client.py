@@ -18,7 +18,8 @@ from typing_extensions import override
 _MAX_IDLE = 16
 _CONNECT_SECONDS = 3.0
 _UNACKNOWLEDGED_SECONDS = 5.0
-"""A host that acknowledges nothing for this time is lost. The limit of a query itself is longer."""
+"""A host that acknowledges nothing for this time counts as lost. A query's time limit is longer,
+and would notice the loss later."""
 
 
 class HttpClient:
@@ -45,7 +46,8 @@ class HttpClient:
             try:
                 return await self._send(connection, request)
             except ConnectionError:
-                # The server closed the idle connection; sending a query twice is safe.
+                # The server has closed the idle connection. Try the next connection: to send a
+                # query twice does no harm.
                 continue
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, connection = await asyncio.get_running_loop().create_connection(

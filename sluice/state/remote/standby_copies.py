@@ -228,8 +228,7 @@ def _answers(worker: WorkerInfo) -> bool:
     except Unreachable:
         return False
     except StateError:
-        # The server answers, but it cannot open the shard: that is damage, which a standby does not
-        # repair.
+        # The server answers, so it is not lost, although it cannot open the shard.
         pass
     return True
 

@@ -1,4 +1,4 @@
-"""The SQL of answers: the results of calls out of a pipeline, such as of a model or of another database.
+"""The SQL of answers: the results of calls out of a pipeline, for example to a model or a database.
 
 An answer is a fact, not a state: it belongs to no batch. So a batch that is repeated after a crash
 finds the answers that were recorded before the crash, although the shard forgets all other rows of

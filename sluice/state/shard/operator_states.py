@@ -44,9 +44,9 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     key: str
     data: bytes | None
     due: int | None = None
-    """Stream time in ms of the key's next timer."""
+    """Stream time in ms at which the state is due, for example for a timer; None if it never is."""
     wall: int | None = None
-    """Wall-clock time in epoch ms of the key's next timer."""
+    """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
     """Whether all keys of the worker share the state. The key is empty then."""
     replaces: int = 0
@@ -103,14 +103,15 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """The keys with a timer at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
+    """The keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
 def earliest_timer(driver: Driver, operator: int, before: int, clock: str, after: int) -> int | None:
-    """When the operator's earliest timer later than `after` is due, as of the batch before `before`.
+    """The earliest time later than `after` at which a state of the operator is due; None if none is.
 
-    None without such a timer. `clock` is `due` for stream time, or `wall` for the wall clock.
+    The states are those as of the batch before `before`. `clock` is `due` for stream time, or
+    `wall` for the wall clock.
     """
     ((time,),) = driver.fetch(_EARLIEST.format(clock=clock), (operator, after, before))
     return None if time is None else int(time)

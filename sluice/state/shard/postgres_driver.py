@@ -288,7 +288,7 @@ def drop_schema(url: URL) -> None:
 
 @cache
 def _key_adapters() -> tuple[type[Any], type[Any]]:
-    """Psycopg's dumper and loader for keys, which are the only VARCHAR columns."""
+    """Psycopg's dumper for texts and loader for VARCHAR columns, such as keys, which escape NUL."""
     from psycopg.adapt import Buffer, Loader
     from psycopg.types.string import StrDumperUnknown
 

@@ -128,8 +128,9 @@ class Shard(Protocol):
     def begin_run(self, epoch: int, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
-        Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong
-        and, in a shard of moderate size, if any row was altered.
+        Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong.
+        In a shard of moderate size, it also reads all rows, and raises DamagedState if one was
+        altered.
         """
 
     def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
@@ -175,7 +176,7 @@ class Shard(Protocol):
         epoch: int,
         clock: str = "due",
     ) -> list[str]:
-        """The keys with a timer of the operator at or before `until`, by stream time (`due`) or wall clock (`wall`)."""
+        """The keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
 
     def earliest_timer(
         self,
@@ -185,9 +186,10 @@ class Shard(Protocol):
         clock: str = "wall",
         after: int = -1,
     ) -> int | None:
-        """When the operator's earliest timer later than `after` is due, in ms, as of the batch before `before`.
+        """The earliest time later than `after`, in ms, at which a state of the operator is due.
 
-        None without such a timer. `clock` is `due` for stream time, or `wall` for the wall clock.
+        None if none is due then. The states are those as of the batch before `before`. `clock` is
+        `due` for stream time, or `wall` for the wall clock.
         """
 
     def write_states(
