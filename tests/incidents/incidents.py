@@ -226,7 +226,7 @@ def state_grows(stage: Stage) -> Iterator[None]:
     """The state has grown on each of the last days, and the daily DAG notes its size of today."""
     today = datetime.now(UTC).date()
     with stage.ledger() as ledger:
-        for days_ago in range(1, 7):
+        for days_ago in range(6, 0, -1):
             ledger.sizes.note("sales", today - timedelta(days=days_ago), 700 - 100 * days_ago)
     with stage.admin() as airflow:
         airflow.trigger("sluice_retention")
@@ -274,6 +274,11 @@ def has_import_error(stage: Stage) -> str:
 
 
 INCIDENTS = [
+    # While the brokers are away, these data become overdue, too.
+    Incident(
+        "The data are older than the deadline", "alarms", "overdue", "PipelineOverdue", data_overdue,
+        ran("sluice_deadlines"), "The data are too old", "5 records",
+    ),
     Incident(
         "A topic was never created", "coupons", "input", "InputAway", topic_never_created,
         waits_in_the_trigger_log("coupons"), "The input is away", "Topic coupons does not exist. Create it",
@@ -341,10 +346,6 @@ INCIDENTS = [
     Incident(
         "A pipeline's file cannot be loaded", "prices", "file", "PipelineFailed", file_broken,
         has_import_error, "", "", ends=False,
-    ),
-    Incident(
-        "The data are older than the deadline", "alarms", "overdue", "PipelineOverdue", data_overdue,
-        ran("sluice_deadlines"), "The data are too old", "5 records",
     ),
     Incident(
         "The ledger's database does not answer", "sales", None, "NoMetrics", ledger_silent,
