@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import psutil
 from confluent_kafka import Producer
 
 from sluice.answers import FailureKind
@@ -180,10 +181,11 @@ def lease_held(stage: Stage) -> Iterator[None]:
     stage.wait(has_lease, "the driver has not taken the lease")
     task = driver.parent()
     assert task is not None
+    left_behind = [driver, *driver.children(recursive=True)]
     task.kill()
     yield
-    for process in stage.drivers("sales"):
-        if process.is_running() and process.create_time() <= driver.create_time() + 5:
+    for process in left_behind:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
 
 
