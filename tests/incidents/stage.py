@@ -44,6 +44,8 @@ TOKEN = "the-token-of-the-stage"
 SHARDS_MIB = 1_200
 """The size of the disk of the shards. It is nearly full if less than 1 GiB is free."""
 LONGEST_S = 600.0
+LAUNCHER = "org.apache.spark.launcher.Main"
+"""A short program with the driver's arguments, which only finds out how spark-submit starts the driver's JVM."""
 
 # Airflow only reads files with the words airflow and dag in them.
 DAGS = {
@@ -223,6 +225,8 @@ class Stage:
         try:
             command = process.cmdline()
             if command[-1:] != [pipeline] or "sluice/driver.py" not in " ".join(command):
+                return False
+            if LAUNCHER in command:
                 return False
             return process.environ().get("SLUICE_HOME") == str(self.platform.home)
         except psutil.Error:
