@@ -8,14 +8,21 @@ from pathlib import Path
 from mypy import api
 
 CONTRACTS = """
+import re
+
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Record, Stream, Table, Timer, tumbling, within
+from sluice import Change, Context, GroupedStream, Pipeline, Record, Stream, Table, Timer
+from sluice import debezium, debezium_key, tumbling, within
 
 
 class Order(Struct):
     item: str
     amount: int
+
+
+class OrderChange(Change[Order]):
+    pass
 
 
 class Line(Struct):
@@ -66,6 +73,12 @@ scores: Stream[int] = orders.call(score, returns=int, otherwise=0)
 scores_of_lists: Stream[int] = orders.call(score_all, returns=int, size=50)
 scores_of_batches: Stream[int] = orders.map_batch(score_all, returns=int)
 orders.join(lines, within("1 minute")).foreach(lambda pair: print(pair["left"]))
+changes = debezium(OrderChange)
+captured: Stream[Change[Order]] = pipeline.stream("captured", value=changes, key=debezium_key, nulls="keep")
+captured_orders: Table[Order] = captured.apply_changes(store="captured_orders", check_old="count")
+matching: Stream[Order] = pipeline.stream(re.compile("orders_.*"), value=Order, key=["item", "amount"], max_topics=9)
+stamped: Stream[Order] = matching.with_time("timestamp_millis(amount)").with_headers({"item": "item"})
+grouped: GroupedStream[Order] = stamped.group_by(["item", "amount"])
 """
 
 WRONG = {
