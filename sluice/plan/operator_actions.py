@@ -35,7 +35,7 @@ from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.serdes import shape_of
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.record_metadata import METADATA
+from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.references import Reference, reference
 from sluice.values.sql_text import is_null, value_json
 from sluice.values.windows import CountWindow, JoinWindow, SlidingWindow
@@ -167,7 +167,7 @@ def _process(node: nodes.Process) -> Process:
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
     """Raises TopologyError if an expression has a type that times or headers cannot have."""
-    types = types_after(node.parent) | METADATA
+    types = types_after(node.parent) | METADATA | CHANGE_METADATA
     if node.time is not None:
         kind = type_of(node.time, types)
         advice = "timestamp_millis(...)" if kind else "CAST(... AS TIMESTAMP)"
@@ -191,7 +191,7 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
     """SQL of the new time and headers as JSON, as `SetMetadata` reads them. `sqls`: name → SQL of the expression."""
-    types = types_after(node.parent) | METADATA
+    types = types_after(node.parent) | METADATA | CHANGE_METADATA
     parts: list[str] = []
     for name, text in metadata_texts(node).items():
         if is_null(text):

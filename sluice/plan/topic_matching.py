@@ -9,21 +9,22 @@ from sluice.plan.job import Job
 from sluice.values.topic_patterns import matches
 
 
-def matched_job(job: Job, known: Collection[str], existing: Collection[str]) -> Job:
+def matched_job(job: Job, known: Collection[str], existing: Collection[str], *, partly: bool = False) -> Job:
     """The job with the topics that match its patterns.
 
     The `known` topics, which the generation has read before, come first and in their order, so that
     they keep their numbers; then come the other `existing` topics. Raises InputAway if a pattern
-    matches no topic, and EngineError if it matches too many topics, or if two patterns match the
-    same topic.
+    matches no topic, unless the job may be matched `partly`, and EngineError if a pattern matches
+    too many topics, or if two patterns match the same topic.
     """
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     """Topic → its pattern."""
     for pattern, most in job.unmatched_patterns.items():
         topics = [topic for topic in dict.fromkeys([*known, *sorted(existing)]) if matches(pattern, topic)]
-        topics_by_pattern[pattern] = topics
-        if not topics:
+        if topics:
+            topics_by_pattern[pattern] = topics
+        elif not partly:
             raise InputAway(
                 f"No topic matches {pattern}.",
                 next_step=f"Create a topic, or correct the pattern in the pipeline. {InputAway.next_step}",

@@ -118,6 +118,18 @@ def test_a_record_without_a_valid_time_is_rejected(drive: Drive) -> None:
     assert driver.counts()["failed/setmetadata-4"] == 2
 
 
+def test_windowed_records_keep_their_windows(drive: Drive) -> None:
+    pipeline = Pipeline("windowed", workers=2)
+    windows = pipeline.stream("clicks", value=Click).group_by_key().windowed_by(tumbling("10 ms"))
+    counts = windows.count(store="counts").to_stream()
+    counts.with_time("_window_end").with_headers({"start": "CAST(_window_start AS STRING)"}).to("timed")
+    driver = drive(pipeline)
+    driver.pipe("clicks", {"page": "home", "at": 1}, "a", timestamp=25)
+    (record,) = driver.output("timed")
+    assert (record.key, record.value, record.timestamp) == ("a", 1, 30)
+    assert record.headers == {"start": "1970-01-01 00:00:00.02", "window_start": "20", "window_end": "30"}
+
+
 class Sent:
     """Keeps the headers of each result."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, tumbling
+from sluice import Pipeline, session, tumbling, within
 from sluice.errors import EngineError, InputAway, TopologyError
 from sluice.plan import explain, matched_job, plan
 from sluice.topology import drawing
@@ -127,6 +127,32 @@ def test_a_stream_reads_all_topics_that_match_a_pattern(drive: Drive, cuts: str)
     assert sorted(record.value for record in driver.output("doubled")) == [2, 4, 6, 8]
     with pytest.raises(TopologyError, match="does not read a topic 'orders_1'"):
         driver.pipe("orders_1", {"id": 1})
+
+
+def test_streams_of_two_patterns_are_joined_for_any_cut(drive: Drive) -> None:
+    results: list[Any] = []
+    for cut in (100, 1, 3):
+        pipeline = Pipeline(f"pairs_{cut}", workers=2)
+        orders = pipeline.stream(re.compile("orders_.*"), value=Order, key="region")
+        bills = pipeline.stream(re.compile("bills_.*"), value=Order, key="region")
+        orders.left_join(bills, within("10 ms")).select(order="left.id", bill="right.id").to("pairs")
+        merged = orders.merge(bills).group_by_key()
+        merged.windowed_by(session("5 ms")).aggregate(store="visits", ids="collect_list(id)")
+        driver = drive(pipeline)
+        records = [
+            ("orders_b", 1, "eu", 1), ("bills_z", 2, "eu", 2), ("orders_a", 3, "eu", 3), ("orders_b", 4, "us", 11),
+            ("bills_a", 5, "eu", 12), ("orders_a", 6, None, 13), ("orders_b", 7, "eu", 40), ("bills_a", 8, "us", 60),
+        ]  # fmt: skip
+        for number, (topic, order, region, time) in enumerate(records, 1):
+            driver.pipe(topic, {"id": order, "region": region}, timestamp=time)
+            if number % cut == 0:
+                driver.commit()
+        pairs = [(record.key, record.value["order"], record.value["bill"]) for record in driver.output("pairs")]
+        results.append((sorted(pairs, key=repr), driver.store("visits")))
+    first, *others = results
+    assert ("eu", 1, 2) in first[0]
+    assert ("us", 4, None) in first[0]
+    assert others == [first, first]
 
 
 def test_wrong_patterns_are_errors() -> None:
