@@ -71,7 +71,8 @@ class PartitionResults:
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
-    """Record and outcome of the last row; the next rows may belong to the same record."""
+    """The last row's record, and its outcome. It is not counted yet: the next rows may belong to
+    the same record."""
 
     def count_records(self, outcome: RecordOutcome) -> None:
         """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
