@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Column, Engine, MetaData, Table, create_engine, select
+from sqlalchemy import CHAR, Column, Engine, MetaData, Table, create_engine, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import (
     DataError,
@@ -99,9 +99,15 @@ class DatabaseTable:
         statement = select(key_column, *columns).where(key_column.in_([*values.values()]))
         with self._engine.connect() as database:
             found = database.execute(statement).all()
+        wanted = {*values.values()}
         by_value: dict[Any, list[Sequence[Any]]] = {}
         for value, *row in found:
-            by_value.setdefault(value, []).append(row)
+            # The database fills the values of a CHAR column with blanks, and ignores them when it compares.
+            own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
+            if own not in wanted:
+                # For example, the database compares without case. Only the database knows which key it means.
+                raise self._error(f"takes the {self.table.column} {value!r} in {self.table.table} for another key")
+            by_value.setdefault(own, []).append(row)
         return {key: self._row(by_value[value], key) for key, value in values.items() if value in by_value}
 
     def _row(self, rows: Sequence[Sequence[Any]], key: str) -> str | BaseException:

@@ -174,6 +174,21 @@ def test_keys_are_compared_as_the_column_writes_them(database: Database) -> None
         assert "too large" in letter.headers["sluice.detail"]
 
 
+def test_a_database_that_takes_different_keys_for_equal_ends_the_run(database: Database) -> None:
+    """A record must neither lose the row that its database finds, nor get a row that may be another key's."""
+    database.run("CREATE TABLE clients (id TEXT COLLATE NOCASE, name TEXT, 'limit' NUMERIC)")
+    database.run("INSERT INTO clients VALUES ('Ada', 'Ada L.', 1)")
+    pipeline = Pipeline("clients")
+    orders = pipeline.stream("orders", value=Order)
+    orders.lookup("clients", connection="crm", key="customer", column="id", returns=Customer).to("known")
+    with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
+        pipe(driver, "Ada")
+        assert [record.value["right"]["name"] for record in driver.output("known")] == ["Ada L."]
+        pipe(driver, "ADA")
+        with pytest.raises(EngineError, match="takes the id 'Ada' in clients for another key"):
+            driver.commit()
+
+
 def test_a_cached_row_may_be_stale(look: Look, database: Database) -> None:
     driver = look(staleness="1 hour")
     pipe(driver, "a", "d")
@@ -317,10 +332,10 @@ def test_rows_of_postgresql_are_read(postgres: str) -> None:
 
 
 def test_a_key_that_postgresql_refuses_rejects_only_its_record(postgres: str) -> None:
-    """PostgreSQL's texts have no NUL."""
+    """PostgreSQL's texts have no NUL, and it fills a `char(9)` with blanks."""
     url = new_database(postgres)
     with psycopg.connect(url, autocommit=True) as database:
-        database.execute('CREATE TABLE customers (id text PRIMARY KEY, name text, "limit" numeric)')
+        database.execute('CREATE TABLE customers (id char(9) PRIMARY KEY, name text, "limit" numeric)')
         database.execute("INSERT INTO customers VALUES ('a', 'Ada', 1)")
     with TopologyTestDriver(looked_up(), connections={"crm": url}) as driver:
         pipe(driver, "a", "a\0b", "c")
