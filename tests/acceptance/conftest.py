@@ -33,7 +33,7 @@ class Play(Protocol):
     ) -> TopologyTestDriver: ...
 
 
-@pytest.fixture(params=["one batch", "random batches"])
+@pytest.fixture(params=[pytest.param("one batch", marks=pytest.mark.heavy), "random batches"])
 def play(request: pytest.FixtureRequest) -> Iterator[Play]:
     """Pipes records into a new driver of a pipeline. Results must not depend on where the batches end."""
     drivers: list[TopologyTestDriver] = []

@@ -59,6 +59,7 @@ def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals)
         signal.raise_signal(number)
 
 
+@pytest.mark.heavy  # the next test stops a demo with a signal; `clear` is the same
 def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
     await_line(demo, "Start Airflow  waits for")
     demo.kill()

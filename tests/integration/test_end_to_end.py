@@ -196,6 +196,7 @@ def second_burst(platform: LocalPlatform, totals: Totals) -> float | None:
         return time.monotonic() - sent_at
 
 
+@pytest.mark.heavy  # tests/browser shows a snapshot that appears by itself
 @pytest.mark.browser
 def test_a_run_appears_on_the_open_page_by_itself(second_burst: float | None) -> None:
     if second_burst is None:
@@ -203,6 +204,7 @@ def test_a_run_appears_on_the_open_page_by_itself(second_burst: float | None) ->
     print(f"the run appeared {second_burst:.1f} s after its records")
 
 
+@pytest.mark.heavy  # test_trigger.py has events after a run, and tests/engine has runs that go on
 def test_the_next_burst_starts_one_more_run(
     platform: LocalPlatform, totals: Totals, second_burst: float | None
 ) -> None:
