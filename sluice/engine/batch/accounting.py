@@ -198,7 +198,8 @@ class RecordSinks:
         """
         sources = batch.column("_source").to_numpy()
         partitions = batch.column("_partition").to_numpy()
-        # The usual case, from Kafka: no mask, so the batch's columns need not be copied.
+        # A task that reads from Kafka has one partition. Without a mask, the batch's columns are
+        # not copied.
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
             yield (self.topics[int(sources[0])], int(partitions[0])), None
             return

@@ -42,7 +42,7 @@ class BatchStart(msgspec.Struct, frozen=True):
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks of the queries that this thread starts from now on."""
     spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
-    # A file that an earlier query of this thread used would take precedence.
+    # `this_batch` prefers a file. An earlier query of this thread may have set one, so clear it.
     spark.setLocalProperty(_FILE, "")
 
 

@@ -33,8 +33,8 @@ def write_checkpoint(
     metadata = {"batchWatermarkMs": 0, "batchTimestampMs": plan.begun, "conf": dict(conf)}
     _write(checkpoint / "metadata", [json.dumps({"id": str(uuid.uuid4())})])
     for number, topics in enumerate(sources):
-        # The source's first offsets, which Spark reads before the first batch. Spark
-        # expects a zero byte and a version.
+        # Spark reads a source's first offsets from this file. It expects a zero byte and a
+        # version before them.
         _write(checkpoint / f"sources/{number}/0", ["\0v1", _line(before, topics)])
     logs: dict[int, Sources] = {plan.number: plan.ends}
     if plan.number:

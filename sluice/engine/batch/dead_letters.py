@@ -132,7 +132,8 @@ def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: Head
     Only the first `MOST_READ` dead letters get the rejected record's headers, because each record is read again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
-    # A step after an operator gets rows without the headers of their record.
+    # The rows of a step after an operator do not have their record's headers, so these are read
+    # from Kafka again.
     headers_of_records = headers_at(places[:MOST_READ]) if places else {}
     rows = []
     for dead_letter in dead_letters:

@@ -23,7 +23,8 @@ import pyarrow as pa
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 """A page has at most this many rows and about this many bytes, so that no page is too large for Spark."""
-# Handing a few rows to threads takes eight times as long as compressing them, or reading them.
+# A side output has few rows. To hand them to other threads takes eight times as long as to
+# compress or to read them in this thread.
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 

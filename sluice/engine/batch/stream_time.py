@@ -31,16 +31,20 @@ No store or step can have this name, because authors' names contain no colon.
 """
 
 ORDER = ":order"
-"""Name of the largest Kafka timestamp that was read from a partition."""
+"""Among the stream times, the name of the largest Kafka timestamp that was read from a
+partition."""
 
 WALL = ":wall"
-"""Name of the time at which a worker's earliest wall-clock timer of an operator is due."""
+"""Among the stream times, the name of the time at which a worker's earliest wall-clock timer of an
+operator is due."""
 
 DUE = ":due"
-"""Name of the stream time at which an operator's earliest held-back result on a worker is due."""
+"""The name of the stream time at which the earliest result that an operator holds back on a worker
+is due."""
 
 IDLE = ":idle"
-"""Name of the time of the last batch in which stream time went on without records."""
+"""Among the stream times, the name of the time of the last batch in which stream time went on
+without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
 """Names, among the stream times, of the other times. Snapshots do not show them."""
@@ -51,7 +55,7 @@ OF_WORKERS = (DUE, WALL)
 
 @dataclass(frozen=True)
 class StreamTimes:
-    """A snapshot of stream times."""
+    """The stream times at one moment, such as the start of a batch."""
 
     times: Mapping[str, int]
     """`OPERATOR/TOPIC/PARTITION` → stream time, ms."""
@@ -80,8 +84,8 @@ class StreamTimes:
         )
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
-        # A task of Kafka Streams has the partitions with one number of all topics of
-        # an operator, and one stream time.
+        # In Kafka Streams, one task reads the partitions with the same number of all of an
+        # operator's topics, and has one stream time for all of them.
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:

@@ -32,11 +32,11 @@ class PartialAggregate:
 
     @property
     def function(self) -> str:
-        """The function that adds up the records' contributions."""
+        """The function that combines what `contributions` returns for the records."""
         return "sum" if self.aggregate.function == "count" else self.aggregate.function
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
-        """Each record's contribution."""
+        """What each record adds to the aggregate: its value; for a count, 1 if the record counts, else 0."""
         if self.aggregate.function != "count":
             return records.column(self.aggregate.column).cast(self.type)
         if self.aggregate.column is None:

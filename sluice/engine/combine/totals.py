@@ -133,7 +133,7 @@ _COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger
 
 @dataclass
 class WindowedRecords:
-    """The windowed records of one task that are not state rows yet."""
+    """The records of one task, with their windows, that have not been turned into state rows yet."""
 
     totals: Totals
     waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)

@@ -47,7 +47,8 @@ def assign_windows(
 ) -> Windowed:
     """Assign windows to event times (ms, in offset order), given the stream time before the first record.
 
-    A window that closes at or before `closed` accepts no records, whatever this partition's stream time.
+    `closed` is the stream time up to which all windows are closed. A window that closes at or
+    before it accepts no records, even if this partition's own stream time is earlier.
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, times, 0, stream_time)

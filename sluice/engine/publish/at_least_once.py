@@ -27,7 +27,8 @@ class AtLeastOnce:
     kafka: dict[str, str]
     topics: frozenset[str]
     streams: dict[str, Sink]
-    """Topic → sink, for the outputs that tasks write: the outputs of streams."""
+    """Topic → sink, for the outputs that tasks write themselves: those that follow only stateless
+    steps."""
     limits: Mapping[str, TopicLimits]
     """Topic → the limits of the records that it accepts."""
     dead_letters: str

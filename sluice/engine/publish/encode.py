@@ -80,7 +80,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
     """The last change of each key and window; all changes if the sink writes every change.
 
-    Rows without a key are all kept, because a later row does not replace them.
+    All rows without a key are kept: they have no key by which a later row could replace them.
     """
     if sink.emit == "every":
         return changes

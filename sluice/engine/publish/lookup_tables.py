@@ -24,7 +24,10 @@ class LookupTables:
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> LookupTables:
-        """Load the tables as of a published batch, from the first worker's shard. Empty before the first batch."""
+        """Load the tables as of a published batch; empty before the first batch.
+
+        Every worker's shard has the whole tables, so the first worker's shard is enough.
+        """
         tables = cls({group: {} for group in job.looked_up_groups})
         if tables.values and as_of is not None:
             with worker_shard(0, shard) as opened:

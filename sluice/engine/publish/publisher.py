@@ -87,7 +87,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The result of a batch's tasks after they have written the shards."""
+    """What a batch's tasks have returned after they have written the shards."""
 
     output: BatchOutput
     counts: dict[str, int]
@@ -317,7 +317,8 @@ class Publisher:
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
         snapshot = self._snapshot(result.stream_times, counts)
         if audit is not None:
-            # These figures are known only now. The audit's balance was checked before the output.
+            # The numbers of written records and the durations of the phases are known only now.
+            # The audit's balance was checked before the output was written.
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
         self._ready_ms = round(time.time() * 1_000)

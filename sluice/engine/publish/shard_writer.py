@@ -62,8 +62,8 @@ class ShardWriter:
     """Writes one worker's changed state rows.
 
     Yields side outputs: the side outputs that earlier tasks have sent to this worker, the number of
-    state rows written, and the rows that the driver turns into output records. `wanted`, `tables`
-    and `events` are group ids.
+    state rows written, and the rows that the driver turns into output records. The numbers in
+    `wanted`, `tables` and `events` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -81,7 +81,7 @@ class ShardWriter:
     """Epoch of the lease that covers the writes."""
     side_outputs: SideOutputs
     totals: Totals
-    """Adds a batch's rows of groups to the shard's rows."""
+    """Adds up two state rows of a group: the shard's row and the batch's row."""
     token: str = field(default="", repr=False)
     """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
 
@@ -170,7 +170,8 @@ class ShardWriter:
         def added_up() -> Iterator[Row]:
             nonlocal replaced
             merged = self._merged(rows)
-            # Few rows are Python objects at once, because these take several times as much memory.
+            # Only one page of rows at a time is turned into Python objects, which take several
+            # times as much memory.
             while page := list(islice(merged, _PAGE_ROWS)):
                 # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
                 stored = shard.rows_before(batch, [row[:3] for row in page], self.epoch)

@@ -76,7 +76,7 @@ def table_rows(
 
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
-    """One `Rows` with the rows of several partitions."""
+    """One `Rows` with the rows of all parts."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
     written = chain.from_iterable(part.written for part in parts)
@@ -98,7 +98,11 @@ def _is_number(text: str) -> bool:
 
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """For each record, its position if the sink appends rows, else its window's bounds; empty without windows."""
+    """What identifies each record's row, besides its key.
+
+    If the sink appends rows, this is the record's position. Otherwise, it is the window's bounds,
+    or nothing if the sink has no windows.
+    """
     names: Sequence[str] = ()
     if sink.appends:
         names = [*POSITION]

@@ -239,7 +239,8 @@ class TransactionalOutput:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
                 marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
-                # The records before may still fill the client's queue.
+                # Like any record, the marker may have to wait: the records before it may still fill
+                # the client's queue.
                 _queue(self._producer, self._writer.markers, msgspec.json.encode(marker), self._writer.name)
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
@@ -266,8 +267,8 @@ class TransactionalOutput:
         try:
             yield
         except KafkaException as error:
-            # The client only says that the transaction has failed. A
-            # commit raises the broker's error.
+            # This error only says that the transaction has failed. A commit raises the broker's
+            # error, which says why.
             if error.args[0].code() == KafkaError._STATE:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
@@ -316,7 +317,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     try:
         for message in messages:
             generation = writer.generation_of(message.key())
-            # The marker belongs to another pipeline.
+            # Without a generation, the marker belongs to another pipeline.
             if generation is None:
                 continue
             marker = msgspec.json.decode(message.value(), type=Marker)

@@ -43,7 +43,8 @@ class TableReader(Reader):
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
-        # Joins that need the order of records read these tables as streams, too.
+        # Some joins need the order of records. They read these tables as streams, too, and then
+        # only the reader of streams counts the records.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,

@@ -1,4 +1,4 @@
-"""Divides the unread records of several partitions into batches that end at common points of the records' order.
+"""Divides the unread records of several partitions into batches, each of which takes the next records of one order.
 
 A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by sequence, then by
 source, partition and offset. A batch takes the first records of this order, so several small batches give the same
@@ -27,6 +27,8 @@ Offsets = Mapping[Partition, int]
 _ENOUGH = 0.7
 """The search with the index ends when a batch has at least this share of the maximum number of records."""
 _AIM = 0.85
+"""The share of the maximum number of records that the search with the index aims at, to stay below
+the maximum."""
 _READ_AT_ONCE = 20_000
 
 
@@ -244,7 +246,10 @@ class _PartitionRead:
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]]:
-    """For each partition, the sequences of the records that come before all records that have not been read."""
+    """For each partition, the sequences of its first records: those that precede every record not read so far.
+
+    Only the order of these records is certain: an unread record could come before any later one.
+    """
     incomplete: list[tuple[int, int]] = []
     for number, partition in enumerate(read):
         if not partition.complete:

@@ -14,7 +14,8 @@ from sluice.kafka.topics import headers_of
 
 Headers = list[Mapping[str, str | bytes | None]]
 _NEAR = 1_000
-"""Records up to this distance are read one after the other; beyond it, the consumer jumps."""
+"""The consumer reads on to a record that is at most this many offsets ahead, and jumps to one that
+is further away."""
 
 
 class _Deleted(Exception):

@@ -403,7 +403,10 @@ class StreamReader(Reader):
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """The headers as text, keeping the last header of each name. None if a header is not UTF-8."""
+    """The last header of each name, with its value as text; None for a value that is not UTF-8.
+
+    Returns None for a record without headers.
+    """
     if not text:
         return None
     values = {header["key"]: header["value"] for header in headers_of(text)}

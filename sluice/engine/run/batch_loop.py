@@ -127,7 +127,8 @@ class BatchLoop:
             if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
                 continue
             partitions = {**self.partitions, **(step.partitions or {})}
-            # A batch of the history did not wait for partitions of topics that were found later.
+            # A batch that is replayed did not know topics that a pattern matched only later, so
+            # it must not wait for their partitions now.
             later = [topic for topic in self.query.job.matched_topics if topic not in step.ends]
             partitions |= dict.fromkeys(later, 0)
             ends = _ends_of_step(self.positions, step)
@@ -289,7 +290,7 @@ def divide_records(
 ) -> list[ReplayStep]:
     """The batches of about `most` records in which a rebuild reads from `begin` to `target`.
 
-    For a rebuild that does not know the original batches.
+    A rebuild uses them if it does not know the batches in which the records were read before.
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):

@@ -18,7 +18,8 @@ from sluice.values.phrases import counted
 from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
-"""The properties of a store that define the meaning of its state and therefore may not change."""
+"""The properties of a store that define what its state means. If one of them changes, the state
+cannot be kept."""
 
 IN_ANY_ORDER = ", in any order"
 """The end of the definition of a store whose aggregates are combinable."""
@@ -131,9 +132,10 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """The stores and steps that a changed pipeline adds, if another generation computes them now.
+    """The stores and steps that a changed pipeline adds, if a later generation computes them now.
 
-    Empty if the pipeline has changed in other ways, too, so that it must wait for that generation.
+    A run can leave them out until that generation is current. If the pipeline has changed in other
+    ways, too, a run cannot do so: then the result is empty.
     """
     if [*_changes_of_all(before, now)]:
         return frozenset()

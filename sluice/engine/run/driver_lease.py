@@ -1,12 +1,13 @@
 """The lease of a generation, which the Spark driver takes before it writes anything and renews until it has finished.
 
-If another driver holds the lease, a driver
+What a driver does if another driver, the holder, has the lease:
 
-- takes the lease immediately if the holder was a process of this machine that has ended;
-- takes the lease if the holder has not renewed it for `silence_s`;
-- waits for at most `orphan_s` if the holder works for the same run (it outlived its killed task), and then takes the
-  lease over;
-- fails with LeaseError if the holder is alive and works for another run, or waits for its end if it `waits`.
+- If the holder was a process of this machine and has ended, the driver takes the lease immediately.
+- If the holder has not renewed the lease for `silence_s`, the driver takes the lease.
+- If the holder works for the same run, its task was killed and the driver is the task's retry. The driver waits for the
+  holder's end, but takes the lease over after `orphan_s`.
+- If the holder is alive and works for another run, the driver fails with LeaseError. With `waits`, it waits for the
+  holder's end instead.
 
 A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
 workers' shards, and the new holder's Kafka producer fences the driver's producer.
@@ -44,7 +45,8 @@ class Patience:
     silence_s: float = 20.0
     """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
     orphan_s: float = 300.0
-    """How long a retry of a run waits for the previous try's driver if that is still running."""
+    """How long a retry of a run waits for the driver of the previous try, if that driver is still
+    running."""
     waits: bool = False
     """Whether to wait for the end of another run, for as long as it takes."""
 
@@ -142,7 +144,7 @@ class Lease:
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
-            # A row that has changed since the first look has been renewed, so its holder is alive.
+            # If the row is no longer the same as at first, its holder has renewed it, and is alive.
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
                     raise self._refusal(seen)
