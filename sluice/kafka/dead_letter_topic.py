@@ -49,7 +49,7 @@ _HEADER_BYTES = 10
 """Bytes that count for a header besides its name and content, because a record can have a million
 empty headers."""
 _MOST_DIGITS = 18
-"""The digits of an offset, which is a 64-bit integer."""
+"""The most digits of an offset: every number with so many digits fits in 64 bits."""
 _LAST_PARTITION = 2**31 - 1
 
 Place = tuple[str, int, int]
@@ -161,7 +161,7 @@ class DeadLetter:
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """Records that a dead letter was re-driven."""
+    """Says that a dead letter was re-driven, and where its record is now."""
 
     at: datetime
     topic: str

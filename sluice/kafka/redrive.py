@@ -44,8 +44,8 @@ from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topic
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
-"""Last headers of a re-driven record: `sluice.history.1` is its first failure, and
-`sluice.redriven` is the number of its failures."""
+"""The last headers of a re-driven record: `sluice.history.1` has its first failure,
+`sluice.history.2` its second failure, and so on. `sluice.redriven` has their number."""
 
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500

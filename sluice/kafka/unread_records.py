@@ -27,8 +27,8 @@ class Lag:
     """The end and begin offsets of topics, and the offsets up to which the pipeline has read."""
 
     ends: Offsets
-    """Where a reader of committed records ends now: at the first record of the oldest open
-    transaction, if any."""
+    """The end offsets for a reader of committed records: if a partition has open transactions, such
+    a reader stops before the first record of the oldest of them."""
     positions: Offsets
     begins: Offsets
     full_ends: Offsets = field(default_factory=dict)

@@ -20,7 +20,8 @@ import msgspec
 _UNSTABLE = ("/proc/", "/sys/")
 """Files below these folders are not recorded, because their contents differ at each read."""
 _SETTLED_SECONDS = 2.0
-"""A file changed within these seconds may change again and keep its modification time, which is not precise."""
+"""Modification times are not precise: a file that has changed less than these seconds ago may
+change again, and still have the same modification time."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -120,9 +120,10 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Whether the sum or the largest of the amounts proves that all fit. If not, they may still fit.
+        """Whether it is certain that all amounts fit, by their sum, or by the largest of them.
 
-        This takes a quarter of the time that calls of `require` for all amounts take.
+        Amounts that fit may also give False: then call `require` for each of them. This method
+        takes a quarter of the time that these calls take.
         """
         present = [*filter(None, amounts)]
         try:

@@ -47,7 +47,10 @@ IDLE = ":idle"
 without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""Names, among the stream times, of the other times. Snapshots do not show them."""
+"""The names of times that are kept among the stream times, but are no operator's stream time.
+
+Snapshots do not show these times.
+"""
 
 OF_WORKERS = (DUE, WALL)
 """Names of the times of which each worker has its own."""

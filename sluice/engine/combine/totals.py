@@ -1,7 +1,8 @@
 """Turns the records of combinable aggregates into state rows, and adds up state rows.
 
-A state row's JSON contains everything that is needed to continue from it. A task aggregates its own records and writes
-the totals of each key and window as JSON. The worker that owns the key adds these totals to the state row in its shard.
+A state row's JSON contains all that is needed to add later records to it. A task aggregates its own
+records and writes the totals of each key and window as JSON. The worker that owns the key adds
+these totals to the state row in its shard.
 """
 
 from __future__ import annotations

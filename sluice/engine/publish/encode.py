@@ -133,7 +133,7 @@ def _encode_column(
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Encode each key or value. Adds the error of a row that fails to `errors`."""
+    """Encode each key or value. If this fails for a row, adds the row's error to `errors`."""
     return pa.array(
         _computed(lambda value: _require_bytes(encode(value)), values, errors, sink),
         pa.binary(),
@@ -146,7 +146,10 @@ def _computed(
     errors: dict[int, str],
     sink: Sink,
 ) -> list[R | None]:
-    """The result of an author's function for each value that is not None. Adds the error of a row to `errors`."""
+    """The result of an author's function for each value that is not None.
+
+    If the function fails for a row, adds the row's error to `errors`.
+    """
     results: list[R | None] = []
     for row, value in enumerate(values):
         try:

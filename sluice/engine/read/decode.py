@@ -1,8 +1,9 @@
 """Strictly decodes the values of records. A value that violates its contract becomes a dead letter.
 
-`ValueDecoder.decode` first decodes the values and then rejects three kinds: ambiguous JSON, which msgspec accepts;
-values that Spark cannot read back; and decimals with too many digits. Each check first tests the whole batch at once,
-which is fast. The values are checked one by one only if one of them fails.
+`ValueDecoder.decode` first decodes the values, and then rejects values of three kinds: ambiguous
+JSON, which msgspec accepts; values that Spark cannot read back; and decimals with too many digits.
+For each kind, it first tests the whole batch at once, which is fast. Only if this test fails does
+it check the values one by one.
 """
 
 from __future__ import annotations

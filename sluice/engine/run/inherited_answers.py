@@ -22,7 +22,8 @@ log = structlog.get_logger()
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
     """Copy the answers of the job's steps into the generation's shards, each to the worker that owns its key.
 
-    The answers of a lost or damaged shard are left out: the rebuild then calls again for its records.
+    If a shard is lost or damaged, its answers are left out, and the rebuild makes their calls
+    again.
     """
     steps = {
         operator.action.answers for operator in storage.job.operators if isinstance(operator.action, Call | TableLookup)

@@ -387,8 +387,10 @@ def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
 
 
 def require_reachable(master: str, locations: Sequence[str]) -> None:
-    """Raise SettingsError if a shard is a SQLite file, and executors run in other processes, or on other hosts."""
-    # A local Spark runs its tasks on this host, where the files are.
+    """Raise SettingsError if a shard is a SQLite file that the executors may be unable to open.
+
+    Only a local Spark is sure to run its tasks on this host, where the files are.
+    """
     if is_local(master):
         return
     files = [location for location in locations if is_file(location)]
@@ -400,9 +402,12 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 
 
 def send_to_executors(spark: SparkContext, file: Path) -> None:
-    """Copy a pipeline's file to executors on other hosts, only once because Spark warns if it is added again."""
+    """Copy a pipeline's file to the executors on other hosts, unless this was done before.
+
+    Spark logs a warning if a file is added a second time.
+    """
     if not is_local(spark.master or ""):
-        # A URI, because Spark would take `#` in a path for the end of the file's name.
+        # Pass a URI: in a path, Spark would take `#` for the end of the file's name.
         uri = file.absolute().as_uri()
         name = uri.rpartition("/")[2]
         if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):

@@ -34,8 +34,8 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
     try:
         yield
     except StreamingQueryException as failed:
-        # A driver that has taken the lease over changes the shards, so
-        # the lost lease is the real cause.
+        # If another driver has taken the lease over, it may have changed the shards under this
+        # query. Then the lost lease is the real cause of the query's error.
         lease.require_in_ledger()
         if publisher.error is not None:
             raise publisher.error from None

@@ -30,7 +30,8 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     """The steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
-        # The history lacks partitions from which a batch has not read: they keep their offsets.
+        # A batch of the history has end offsets only for partitions from which it has read. The
+        # other partitions keep the offsets of earlier batches.
         topics = {*ends, *batch.ends}
         ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in topics}
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)

@@ -87,7 +87,11 @@ class JobQuery:
 
 @contextmanager
 def without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
-    """Disable adaptive execution, which computes a batch up to a shuffle before it calls `foreachBatch`."""
+    """Disable adaptive execution in the block.
+
+    With adaptive execution, Spark computes a batch up to its last shuffle even before it calls the
+    function of `foreachBatch`.
+    """
     name = "spark.sql.adaptive.enabled"
     before = str(spark.conf.get(name))
     spark.conf.set(name, "false")

@@ -198,7 +198,8 @@ class OperatorRun:
             case StreamJoin() as join:
                 releases = UnmatchedSearches(self.timeline, join)
             case Process() as process:
-                # In Kafka Streams, a task punctuates after it has processed a record with all its effects.
+                # In Kafka Streams, a task fires timers only after it has processed a record with
+                # all its effects.
                 after_record = any(edge.counts_every_record for edge in self.spec.plan.edges)
                 process.fires_with_rows = not after_record
                 releases = Releases(self.timeline, before_row=False, after_record=after_record)

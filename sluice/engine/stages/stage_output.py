@@ -128,7 +128,7 @@ class StageOutput:
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     """Rows, with the values of `_COLUMNS`."""
     _batches: list[pa.RecordBatch] = field(default_factory=list)
-    """Rows that were made in columns."""
+    """Rows that were made many at once, as columns."""
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _rows_before_hold: int = 0
@@ -270,7 +270,7 @@ class StageOutput:
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Add results that were made in columns, with their positions."""
+        """Add results that were made many at once, as columns, and have their positions."""
         self._batches.append(batch)
 
     def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
@@ -386,7 +386,7 @@ class StageOutput:
         """
         batches, self._batches = self._batches, []
         for batch in batches:
-            # The tasks behind copy the rows several times, so they get few at once.
+            # The tasks after this one copy the rows several times, so pass them few rows at once.
             for begin in range(0, batch.num_rows, _MANY_ROWS):
                 yield batch.slice(begin, _MANY_ROWS)
         if self._rows:

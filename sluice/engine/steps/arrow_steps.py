@@ -122,7 +122,10 @@ class ArrowSteps:
 
 
 def _column(name: str, result: Result, count: int) -> pa.Array:
-    """A plain column. It cannot fail: the planner makes a fallible expression of any column that can."""
+    """A plain column.
+
+    It cannot fail: if a column can fail, the plan has a fallible expression for it.
+    """
     if result.failed is not None:
         raise ArithmeticError(f"the column {name} has no result for a record")
     return array_of(result.values, count)
