@@ -148,7 +148,11 @@ class ShardWriter:
         self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
 
     def _rows_of_shard(self, batches: Iterator[pa.RecordBatch]) -> pa.Table:
-        """The rows of all row batches. Row batches of many tasks are small; a column of many chunks would be slow."""
+        """The rows of all row batches, as state rows.
+
+        Each row batch would be a chunk of the table's columns. Row batches of many tasks are small,
+        and columns of many small chunks are slow, so the chunks are combined.
+        """
         return _rows_of_shard(pa.Table.from_batches(batches, SCHEMA).combine_chunks(), self.stores)
 
     def _add_up(
@@ -162,7 +166,8 @@ class ShardWriter:
 
         Returns the number of written rows, and those that the driver needs.
         """
-        # Every worker has the whole of a global table, and one copy of a change is enough.
+        # Every worker writes each change of a global table, but the driver needs the change only
+        # once.
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
         changes = [self.returned_rows.empty_table()]
         replaced = 0
@@ -187,7 +192,10 @@ class ShardWriter:
         return count, pa.concat_tables(changes)
 
     def _merged(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Sorted rows, with the sum of the rows of each key and window, which follow each other."""
+        """The rows, with one row, the sum, for each key and window.
+
+        `rows` are sorted, so the rows of the same key and window follow each other.
+        """
         last: Row | None = None
         last_id: RowId | None = None
         for row in rows:
