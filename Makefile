@@ -56,7 +56,7 @@ bench: $(JARS) ## Time a million orders; PEER=folder also times the Kafka Stream
 	@PYTHONPATH=. $(BIN)/python benchmarks/orders.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
 .PHONY: bench-scaling
-bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys shards partitions stores groupings shapes workers executors outputs'
+bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys shards partitions stores groupings shapes workers executors outputs model'
 	@PYTHONPATH=. $(BIN)/python benchmarks/scaling.py $(ARGS)
 
 .PHONY: bench-operators

@@ -416,14 +416,18 @@ def _hexadecimal(total: int) -> str:
 
 def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
     """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
-    total, partitions = 0, 1
+    produce, total = producer.produce, 0
+    partitions = 1
     if "partition" in table.column_names:
         partitions = len(producer.list_topics(topic, TIMEOUT_S).topics[topic].partitions)
     for chunk in table.to_batches(max_chunksize=_CHUNK):
         total += _checksum(chunk)
         for arguments in _arguments(topic, chunk, partitions):
-            # Passing the arguments by name would double the time of the call.
-            _queue(producer, *arguments)
+            try:
+                # Passing the arguments by name, or calling `_queue` for each record, would take longer.
+                produce(*arguments)
+            except BufferError:
+                _queue(producer, *arguments)
     return total
 
 

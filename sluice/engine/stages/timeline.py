@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_keys
+from sluice.engine.batch.side_outputs import open_table
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
     CLOSED,
@@ -84,7 +85,7 @@ class Timeline:
     ) -> None:
         self._operator = operator
         self._before = before
-        tables = [pa.ipc.open_stream(report).read_all() for report in reports]
+        tables = [open_table(pa.py_buffer(report)).read_all() for report in reports]
         self._table = in_position_order(pa.concat_tables([*tables, ADVANCES.empty_table()]))
         self._times = self._table.column("time").to_numpy()
         self._numbers = partition_numbers(self._table)
