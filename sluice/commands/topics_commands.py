@@ -36,11 +36,13 @@ def create(
     from sluice.kafka.topics import Topic, create_topics
     from sluice.plan import plan
     from sluice.topology import load_pipeline
+    from sluice.values.topic_patterns import is_pattern
 
     with errors_as_messages():
         definition = load_pipeline(settings().pipelines, pipeline)
         job = plan(definition).job
-        names = dict.fromkeys((*job.topics, *job.outputs))
+        # Sluice does not know which topics will match a pattern.
+        names = [name for name in dict.fromkeys((*job.topics, *job.outputs)) if not is_pattern(name)]
         topics = [Topic(name, partitions, replication) for name in names]
         topics.append(Topic(definition.dead_letters, 1, replication))
         created = create_topics(settings().kafka, topics)

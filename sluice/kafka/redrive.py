@@ -40,6 +40,7 @@ from sluice.kafka.dead_letter_topic import (
     with_histories,
 )
 from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topics, headers_of
+from sluice.values.topic_patterns import named_or_matching
 
 MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
@@ -74,10 +75,10 @@ def redrive(
 ) -> RedriveOutcome:
     """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
 
-    `topics` are the pipeline's source topics. Raises EngineError if another process takes over, or
-    for an error of Kafka.
+    `topics` are the names and the patterns of the pipeline's source topics. Raises EngineError if
+    another process takes over, or for an error of Kafka.
     """
-    outcome, topics = RedriveOutcome(), set(topics)
+    outcome = RedriveOutcome()
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return outcome
@@ -95,7 +96,9 @@ def redrive(
         producer.init_transactions(_TIMEOUT_S)
         markers = redrive_markers(kafka, pipeline, topic_id)
         cluster = producer.list_topics(timeout=_TIMEOUT_S).topics
-        partitions = {topic: len(cluster[topic].partitions) if topic in cluster else 0 for topic in topics}
+        partitions: dict[str, int] = {}
+        for topic in named_or_matching(topics, cluster):
+            partitions[topic] = len(cluster[topic].partitions) if topic in cluster else 0
         due: list[DeadLetter] = []
         for letter in chosen_letters(kafka, pipeline, chosen):
             obstacle = _obstacle(letter, chosen, partitions, markers)

@@ -15,7 +15,7 @@ from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import EngineError, TopologyError
+from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
@@ -101,11 +101,6 @@ class SparkRun(PipedRun):
         self._query = query.start(self._publish, str(self._home / "checkpoint"))
 
     def read_also(self, job: Job) -> None:
-        if self.batch >= 0:
-            raise TopologyError(
-                "A test driver on Spark reads no topic that comes after its first batch.",
-                next_step="Write a record to each topic before the first commit() and before results are read.",
-            )
         self._query.stop()
         super().read_also(job)
         self._start_query()

@@ -10,6 +10,8 @@ from confluent_kafka.admin import AdminClient
 from sluice import Pipeline
 from sluice.engine.read.source_identity import InputError
 from sluice.errors import InputAway
+from sluice.kafka.dead_letter_topic import DeadLetterFilter
+from sluice.kafka.redrive import redrive
 from sluice.kafka.unread_records import read_lag
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
@@ -79,3 +81,15 @@ def test_each_run_finds_new_topics_and_reports_topics_that_are_gone(start: Start
     Rebuild(running.spark, plan(running.pipeline).job, running.settings, from_topics=True).run()
     assert running.store("amounts") == {"key": [1, 2, 4]}
     assert (running.run(), missing(running)) == (0, [])
+
+
+def test_dead_letters_of_a_matching_topic_are_written_again(start: Start) -> None:
+    running = start(tenants)
+    create(running, "tenant_b", 1, 1)
+    running.send("tenant_b", b"no json")
+    assert running.run() == 2
+    topics = plan(running.pipeline).job.topics
+    outcome = redrive(running.settings.kafka, running.pipeline.name, topics, DeadLetterFilter())
+    assert (outcome.redriven, dict(outcome.skipped)) == (1, {})
+    assert running.run() == 1
+    assert running.store("amounts") == {"key": [1]}
