@@ -228,6 +228,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     generation: int | None
     """The number of the current generation. None before the first run: topics, stores and workers are empty then."""
     topics: tuple[str, ...]
+    """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the topics that they
+    match."""
     stores: list[str]
     workers: int
     """The number of workers."""
