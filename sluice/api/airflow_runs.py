@@ -126,5 +126,5 @@ class AirflowRuns:
 
 
 def _rank(task: Any) -> tuple[bool, float]:
-    """Sort key for the task whose log explains a run: a failed task, or else the task that started last."""
+    """A sort key, largest for the task whose log explains a run: a failed task, or else the task started last."""
     return str(task.state) == "failed", task.start_date.timestamp() if task.start_date else 0.0

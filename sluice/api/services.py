@@ -40,7 +40,10 @@ class Services:
     _held: HeldPartitions = field(default_factory=HeldPartitions, repr=False)
 
     def held_since(self, lag: Lag) -> datetime | None:
-        """Since when open transactions hold back records of a lag; None before `HELD_SECONDS` have passed."""
+        """Since when open transactions have held back unread records.
+
+        None if they hold back none, or have done so for less than `HELD_SECONDS`.
+        """
         now = datetime.now(UTC)
         since = self._held.since(lag, now)
         is_hanging = since is not None and (now - since).total_seconds() > HELD_SECONDS

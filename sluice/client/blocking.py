@@ -65,7 +65,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _not_async(function: Function) -> Function:
-    """Make the signature, which `wraps` copied from the coroutine, say Iterator instead of AsyncIterator."""
+    """Replace AsyncIterator by Iterator in the signature that `wraps` has copied from a coroutine."""
     signature = inspect.signature(function)
     returns = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
     function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ class _BlockingQueries(Queries):
         connection = self._connection
         with transport_errors():
             response = self.http.get(**connection.request(query))
-            # There is no token yet, or it has expired.
+            # The server refuses the request: there is no token yet, or it has expired.
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
                 connection.store_token(self.http.post(**connection.log_in_request()))
                 response = self.http.get(**connection.request(query))

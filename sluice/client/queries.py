@@ -181,7 +181,7 @@ class Queries:
 
         Raises StateError if a worker is unavailable; `page` has the other workers' entries.
         """
-        # Otherwise the entries of an unavailable worker would be missing, and nobody would notice.
+        # If a page could be partial, entries would be missing and the caller would not notice.
         complete: RangeParameters = {"require": "complete", **part}
         cursor = ""
         while True:
@@ -253,7 +253,7 @@ class Queries:
                     for change in events.read(line):
                         since = change.snapshot.id
                         yield change
-            # The server ends a stream whose log-in has expired.
+            # The server ends a stream when its log-in expires. The next request logs in again.
             is_renewable = self._connection.can_log_in and time.monotonic() - begun > _SHORT_SECONDS
         last = f": since={since!r}" if since else ""
         raise StateError(

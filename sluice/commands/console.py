@@ -23,14 +23,14 @@ from sluice.errors import PreflightError, SluiceError
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Otherwise Rich would color numbers, and show a text such as :heart: in a key as an emoji.
+# By default, Rich colors numbers, and shows a text such as :heart: in a key as an emoji.
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
 wide = Console(width=1_000_000, highlight=False, emoji=False)
 """For tables: prints them at their full width, so that nothing is cut in a narrow terminal or in a
 pipe."""
 
-# Otherwise msgspec would write a Decimal as text.
+# By default, msgspec writes a Decimal as text.
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 

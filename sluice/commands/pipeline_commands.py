@@ -28,7 +28,7 @@ def explain(
     from sluice.plan import explain, plan
 
     if master:
-        # The driver prints the plan with the tasks, and the command ends with it.
+        # The driver prints the plan with the tasks. `submit` then ends the command.
         submit(pipeline, master, "--explain")
     with errors_as_messages():
         out.print(explain(plan(load(pipeline))), markup=False, soft_wrap=True)
@@ -53,7 +53,7 @@ def check(
             try:
                 plans.append(plan(definition))
             except TopologyError as error:
-                # The other pipelines are checked even so.
+                # The error of one pipeline does not keep the others from being checked.
                 errors.append(error)
         findings = check_with_spark(settings(), plans) if plans else Findings()
         for planned in plans:

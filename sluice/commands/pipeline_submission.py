@@ -35,7 +35,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                     settings().kafka, settings().ledger, pipeline, definition.topics, enough=LARGE_BACKLOG,
                     from_beginning=not READING_AGAIN.isdisjoint(options),
                 )  # fmt: skip
-                # A large backlog is worth the JVM's optimizing compiler.
+                # A run with a large backlog is faster with the JVM's optimizing compiler.
                 status = submitted.for_backlog(unread).run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
@@ -45,8 +45,8 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 f"{detail} Published batches are kept; repeat the command to continue.",
                 soft_wrap=True,
             )
-        # A failure is kept until a run has read all records, so a failed rebuild or replay is not
-        # recorded here.
+        # `options` is empty for a plain run only. The ledger keeps a failure until a plain run has
+        # read all records, so the failure of a rebuild or replay would stay too long.
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, detail)
     raise typer.Exit(status)

@@ -284,7 +284,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name
-        # Another field may already have the name with the prefix.
+        # Another field of the value may itself be named value.NAME.
         while column in row or (column != name and column in entry.value):
             column = f"value.{column}"
         row[column] = value

@@ -139,7 +139,8 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         if (standby := ledger.standbys.of(pipeline).get(worker)) is None:
             raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
-        # The ledger goes first: a standby that was promoted meanwhile is the only copy in use.
+        # The ledger refuses to forget a standby that has been promoted meanwhile. Asking it first
+        # keeps the standby's shard, which is now the worker's, from being deleted.
         ledger.standbys.remove(standby)
         kept = ""
         if standby.copied_generation is not None:

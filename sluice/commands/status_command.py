@@ -72,7 +72,7 @@ def _problem(failure: Failure) -> str:
 
 @dataclass
 class Inputs:
-    """The topics of pipelines, as the command sees them."""
+    """What the command knows about the topics of pipelines."""
 
     lags: dict[str, Lag] = field(default_factory=dict)
     """Pipeline → its lag."""

@@ -92,7 +92,7 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
 
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
-    """The line for a record; `record_of` converts the line back to the record."""
+    """The line for a record, in the form that `record_of` reads."""
     texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
     if not separator:
         return texts[1] or ""

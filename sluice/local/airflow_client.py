@@ -39,7 +39,7 @@ class Airflow:
         self._client.close()
 
     def unhealthy(self) -> list[str]:
-        """The components that are not healthy: only the API server while it does not answer."""
+        """The components that are not healthy; if the API server does not answer, only this server."""
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.TransportError:
@@ -65,7 +65,7 @@ class Airflow:
         try:
             return json.loads(answer.content, parse_float=Decimal)
         except json.JSONDecodeError:
-            # Airflow serves its own page at paths that no plugin serves.
+            # At a path that no plugin serves, Airflow answers with an HTML page and status 200.
             raise EngineError(
                 f"GET {path} returned no JSON.", next_step="Check that Airflow lists the plugin."
             ) from None

@@ -48,8 +48,8 @@ _LOGGING = [
 
 # A single node has one replica of everything; few internal partitions make it start quickly.
 # Records are kept forever: Kafka deletes by the records' timestamps, and would immediately delete
-# sample orders from earlier years. Idle brokers otherwise write a record every half second, for
-# controllers that they do not have.
+# sample orders from earlier years. By default, an idle broker also writes a record every half
+# second for other controllers, of which this broker has none.
 _CONFIGURATION = """\
 process.roles=broker,controller
 node.id=1
@@ -155,8 +155,8 @@ def start(
     """Start a broker with its data in `folder`, and wait until it answers.
 
     The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
-    a broker already uses the folder, if the port is in use, if Java or the jars are missing, or,
-    with the end of the log, if the broker ends or does not answer.
+    a broker already uses the folder, if the port is in use, if Java or the jars are missing, or if
+    the broker ends or does not answer. In the last two cases, the error has the end of the log.
     """
     folder = folder.absolute()
     if broker := running(folder):
@@ -181,7 +181,7 @@ def start(
             _format([*java, *_QUICK, archive], folder, configuration)
     if (written := archive_file(*classes)).is_file():
         java.append(f"-XX:SharedArchiveFile={written}")
-    # Record the process first, so that it can be stopped whatever happens next.
+    # The process is recorded before anything else can fail, so that `stop` always finds it.
     options = _QUICK if quick else []
     pid = _spawn([*java, *options, "kafka.Kafka", str(configuration)], folder / "broker.log")
     broker = Broker(pid, port)

@@ -176,7 +176,7 @@ class LocalPlatform:
             airflow.close()
 
     def stop(self) -> None:
-        """Stop all processes, and Airflow first, because it uses the broker."""
+        """Stop all processes: Airflow first, because it uses the broker."""
         stop(list(self._services.values()))
         self._services.clear()
         self.kafka.stop()
@@ -253,7 +253,11 @@ def clear(home: Path) -> None:
 
 
 def _is_ours(session: int, created: float) -> bool:
-    """Whether this is still the recorded session; its id is not reused while any of its processes is alive."""
+    """Whether the processes with this session id belong to the recorded session.
+
+    If the session's first process has ended, they do: its id is not reused while any process of
+    the session is alive.
+    """
     try:
         return psutil.Process(session).create_time() == created
     except psutil.NoSuchProcess:

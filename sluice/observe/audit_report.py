@@ -60,7 +60,7 @@ def _chosen(ledger: Ledger, info: GenerationInfo, run: str) -> list[Audit]:
 
 def _names(audit: Audit) -> tuple[str, ...]:
     """The texts that select an audit. An empty text selects all audits."""
-    # The ledger stores a run as DAG/RUN/TASK, and users may write only the middle part.
+    # The ledger stores a run as DAG/RUN/TASK, and users may write RUN alone.
     middle = audit.run.split("/")[1:2]
     return ("", f"{audit.generation}.{audit.batch}", audit.run, *middle)
 
@@ -129,7 +129,8 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
     """
     damaged = False
     before = ledger.quarantine.inspect(info.ref)
-    # A move may have ended meanwhile, so the places of the shards are read after the inspection.
+    # A worker may have moved since the ledger was first read, so the addresses of the shards are
+    # read again. If a worker moves from now on, `conclude` notices.
     info = ledger.generations.get(info.ref) or info
     for worker in info.workers:
         try:

@@ -62,8 +62,8 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
             seen.append(Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets))
         places = {(sight.kind, sight.host) for sight in sights}
         for failure in figures.failures.get(pipeline, ()):
-            # Only the host itself knows its disk and its clock. A state server that answers this
-            # host also answers others.
+            # A failure of a disk or clock can only be removed by its own host, which sees them.
+            # A failure of a state server can be removed by any host that is able to ask the server.
             is_known_here = failure.host not in unknown if failure.kind == "host" else failure.host == own
             is_observed = failure.kind in ("host", "disk", "clock")
             if is_observed and is_known_here and (failure.kind, failure.host) not in places:
@@ -140,7 +140,7 @@ def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> 
 
 
 def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
-    """Address of a state server, with its port → its URL."""
+    """HOST:PORT of each state server → its URL."""
     servers: dict[str, str] = {}
     for info in generations:
         for worker in info.workers:

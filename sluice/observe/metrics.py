@@ -101,7 +101,7 @@ def gauges(
         batch = figures.newest_batch(pipeline)
         if batch is not None:
             yield from _of_batch(batch, now)
-        # Another generation may have become current while the figures were read.
+        # If another generation became current while the figures were read, they lack its batches.
         kept = figures.kept_batches.get(current.ref)
         if kept is not None:
             yield Measurement("snapshots_kept", kept.newest - kept.oldest + 1)

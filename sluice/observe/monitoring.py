@@ -49,7 +49,7 @@ class LedgerFigures:
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
-        """Read the figures; the last day ends now."""
+        """Read the figures. Dead letters are counted over the day that ends now."""
         generations = {info.pipeline: info for info in ledger.generations.all_current()}
         failures: dict[str, list[Failure]] = {}
         for failure in ledger.failures.all():
@@ -106,7 +106,8 @@ def batches(
 def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
     """Pipeline → reason → number of dead letters in the snapshots published since a time, most frequent first."""
     counted: dict[str, Counter[str]] = {}
-    # A pipeline that lingers publishes 60,000 snapshots a day, few of them with dead letters.
+    # A pipeline that lingers publishes 60,000 snapshots a day, but few of them have dead letters.
+    # So only snapshots with a count of dead letters are read.
     for snapshot in ledger.snapshots.since(since, ("dead_letter", f"{UNWRITTEN}/")):
         counted.setdefault(snapshot.pipeline, Counter()).update(_dead_letters_of(snapshot))
     return {pipeline: dict(reasons.most_common()) for pipeline, reasons in counted.items()}

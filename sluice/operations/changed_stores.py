@@ -239,7 +239,8 @@ class ChangedStores:
             # The workers of the computed generation may have moved since it was begun.
             part = ComputedStores(part.job, computed)
         ref = ledger.generations.new(old.pipeline)
-        # The kept state has read the topics that match patterns in the old generation's order.
+        # Topics that match a pattern are in the order in which runs have found them. The new
+        # generation keeps this order, because the kept state comes from those runs.
         new = structs.replace(self._info(ledger, self.job, ref.generation), topics=old.topics)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as new_lease:

@@ -221,8 +221,8 @@ class Merge:
         groups = [group for group in self.job.groups if group.window is not None]
         stores = {column.store for group in groups for column in group.store_columns}
         if self.part is not None and not stores <= self.kept_stores:
-            # One close time applies to the windows of all groups. The computed groups may have an
-            # earlier close time than the kept groups, so the earlier close time is taken.
+            # The ledger has one time up to which the windows of all groups are closed. The computed
+            # groups may have reached an earlier time than the kept groups, so the earlier is taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}

@@ -65,7 +65,8 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
         try:
             ledger.placements.finish_move(change)
         except Refused:
-            # The sources stay in use, unless a newer move has sealed them for itself.
+            # The old shards stay in use, so they are unsealed. If a newer move has begun, it has
+            # sealed them for its own copy, and they stay sealed.
             if ledger.placements.is_newest(change):
                 for source in sources:
                     source.seal(sealed=False)
@@ -159,9 +160,9 @@ def fill_and_seal(
 ) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest`
-    raises an error if another command has taken over, so that the source is no longer this
-    command's to seal.
+    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` is
+    called before each change of the source's seal. It raises an error if another command has
+    taken over, because only that command may now seal and unseal the source.
     """
 
     def seal(*, sealed: bool = True) -> None:

@@ -205,7 +205,8 @@ class Rebuild:
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
         """The rebuild of a job that knows the topics that match its patterns.
 
-        A topic that the old generation has read and that is gone is among them, unless `from_topics`.
+        A topic that the old generation has read is among them even if it no longer exists, unless
+        `from_topics`.
         """
         known = None if self.from_topics else old
         return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, known))
@@ -493,14 +494,18 @@ def _steps_within(
     steps: Iterable[ReplayStep],
     added_ends: Positions,
 ) -> list[ReplayStep]:
-    """The steps, changed to also read other topics up to `added_ends`, and nothing outside the ranges of offsets."""
+    """The steps, with `added_ends` as the ends of added topics.
+
+    All ends are limited to the ranges of offsets.
+    """
     return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
     """Whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
     new = ledger.generations.new(current.pipeline)
-    # Numbers are never used twice, so no generation was begun after the current generation.
+    # Numbers are never used twice. If the next number follows the current generation's number, no
+    # generation was begun after the current one.
     is_last = new.generation == current.generation + 1
     return is_last and ledger.generations.is_replayed(current.pipeline)
 

@@ -67,8 +67,9 @@ def retain(
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
     """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many batches are gone.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. Batches stay
-    from the first batch whose snapshot is kept, or of which the topics still have a record.
+    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
+    batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
+    do all batches after it.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:
@@ -95,9 +96,10 @@ def _oldest_kept(
     keep_snapshots: int,
     deadline: datetime,
 ) -> Snapshot | None:
-    """The oldest snapshot to keep: the snapshot that was the newest at the deadline, or an earlier snapshot.
+    """The oldest snapshot to keep: the one that was the newest at the deadline.
 
-    `snapshots` are sorted from newest to oldest.
+    It is an earlier snapshot if otherwise fewer than `keep_snapshots` were kept. `snapshots` are
+    sorted from newest to oldest.
     """
     kept = None
     for index, snapshot in enumerate(snapshots):

@@ -24,7 +24,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     info = ledger.generations.current(pipeline)
     if info is None:
         return
-    # The process need not be on the host of a shard that a state server has.
+    # A state server tells the size of its shard, which may be on another host than this process.
     sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
     if len(sizes) < len(info.workers):
         return

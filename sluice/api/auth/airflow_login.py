@@ -39,7 +39,7 @@ class LoginRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 401."""
-        # No route uses websockets.
+        # No route accepts websockets, so a websocket is closed.
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return
@@ -49,8 +49,8 @@ class LoginRequired:
             if user is None:
                 await unauthorized(_HOW_TO_LOG_IN)(scope, receive, send)
                 return
-            # A browser sends the cookie with requests of every page, so a page of another site
-            # could change something.
+            # A browser adds this site's cookie also to requests that pages of other sites make.
+            # Such a page must not change anything in the user's name.
             if scope["method"] not in _SAFE_METHODS and _bearer(scope) is None and not _is_same_origin(scope):
                 detail = "A page of another site sent this request with the browser's cookie."
                 await problem(403, detail, _HOW_TO_LOG_IN)(scope, receive, send)
@@ -93,7 +93,7 @@ def _bearer(scope: Scope) -> bytes | None:
 def _is_same_origin(scope: Scope) -> bool:
     """Whether the browser says that a page of this site sent the request.
 
-    Browsers send cookies for any page.
+    A browser sends this site's cookie even if a page of another site makes the request.
     """
     if site := header(scope, b"sec-fetch-site"):
         return site == b"same-origin"

@@ -1,4 +1,4 @@
-"""The permissions of Airflow's users: who may read a pipeline's DAG may see the pipeline and its stores."""
+"""The permissions of Airflow's users. A user who may read a pipeline's DAG may see its stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AirflowUser(Principal):
 
     async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
         permission = self._permissions.get((pipeline, method))
-        # A look-up that has failed is repeated.
+        # A look-up that has failed is no answer, so the user's next request repeats it.
         if permission is None or (permission.done() and permission.exception() is not None):
             lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)

@@ -52,7 +52,10 @@ def principal(request: Request) -> Principal:
 
 
 async def refresh_principal(request: Request) -> Principal | None:
-    """The principal of a request, or None if the log-in is no longer valid."""
+    """Check the log-in of a request again.
+
+    Returns the principal, or None if the log-in is no longer valid.
+    """
     refresh: Refresh = request.scope["state"][_REFRESH]
     return await refresh()
 
@@ -60,7 +63,7 @@ async def refresh_principal(request: Request) -> Principal | None:
 def unauthorized(how_to_log_in: str) -> Response:
     """A new 401 response.
 
-    It is not cached, because Airflow's middleware changes the headers of responses.
+    Each request gets its own, because Airflow's middleware changes the headers of a response.
     """
     detail = "The request has no valid log-in."
     return problem(401, detail, how_to_log_in, headers={"WWW-Authenticate": "Bearer"})

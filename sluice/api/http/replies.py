@@ -54,7 +54,7 @@ class Payload:
 
 
 class JsonResponse(Response):
-    """A response with already encoded headers, which Starlette would encode again for every response."""
+    """A response whose headers are already encoded. Starlette's `Response` encodes them each time."""
 
     def __init__(self, body: bytes, headers: Headers) -> None:
         self.status_code = 200
@@ -120,7 +120,11 @@ def encoded(value: Any) -> bytes:
 
 
 def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
-    """The headers with the snapshots, unavailable workers and standbys, and the ETag of a complete response."""
+    """The headers that say from which snapshots and workers a response comes.
+
+    They name the snapshots, the workers that were unavailable, and the workers for which a standby
+    answered. A response with neither kind of workers also gets an ETag.
+    """
     unavailable, standbys = set[int](), set[int]()
     for worker in workers:
         if worker.status != "ok":
@@ -150,7 +154,8 @@ def _provenance(
             "cache-control": "no-store",
         }
     elif standbys:
-        # The next answer comes from the worker itself, so its headers will differ.
+        # Once the worker itself answers again, the same snapshot has other headers, so a client
+        # must not store this response.
         headers["cache-control"] = "no-store"
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}
@@ -158,7 +163,10 @@ def _provenance(
 
 
 def etag(pins: Iterable[Pin | PipelineSnapshot]) -> str:
-    """The weak ETag for the snapshots of a response; weak because `age_seconds` keeps changing."""
+    """The ETag for the snapshots of a response.
+
+    It is weak, because the body has the snapshot's age, which keeps changing.
+    """
     return _etag(pin.name for pin in pins)
 
 

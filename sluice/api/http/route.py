@@ -240,7 +240,10 @@ class App:
         return True
 
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
-        """The readers of a path by method, and the values of the path's parameters."""
+        """Find the routes of a path.
+
+        Returns HTTP method → the reader of its route, and the values of the path's parameters.
+        """
         if (plain := self._plain.get(path)) is not None:
             return plain, {}
         for pattern, readers in self._patterns:
@@ -250,7 +253,7 @@ class App:
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    # A form on a page of another site can send a body, but not with this type.
+    # A form on a page of another site can send a body, but not with this content type.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise NotJson("The body of the request must be JSON.")
     try:
@@ -281,7 +284,7 @@ class ParameterReader:
         self._booleans: set[str] = set()
         self._numbers: set[str] = set()
         for field in fields:
-            # The text of an optional type, such as `bool | None`, contains the name as well.
+            # The names of types are searched in a text, so that `bool | None` is found, too.
             kind = str(field.type)
             if "list" in kind:
                 self._lists.add(field.encode_name)
@@ -301,8 +304,8 @@ class ParameterReader:
             if name in self._lists:
                 values.setdefault(name, []).append(value)
             elif name not in self._names:
-                # Links from other sites to the page may have additional parameters. Other routes
-                # reject unknown parameters.
+                # Only the routes of the page are not described. They ignore unknown parameters,
+                # because other sites may add some to their links to the page.
                 if self.route.is_described:
                     raise self._unknown(name)
             elif name in values:

@@ -107,7 +107,10 @@ class Access:
         await self.stores()
 
     async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
-        """Find a store and pin it as requested. Raises Unchanged if the client already has the current response."""
+        """Find a store and pin it to a read point.
+
+        Raises Unchanged if the client already has this response.
+        """
         pin = await self.pin(name, moment.pipeline, moment.when)
         self.require_change([pin])
         return pin
@@ -131,8 +134,8 @@ class Access:
         """The cached payload for this path, query and snapshots, or else the computed payload.
 
         The answers to one query from one snapshot are equal, and a dashboard with many viewers
-        repeats its queries. An answer is cached for a second only, so that a worker's failure
-        shows. A partial answer is not cached.
+        repeats its queries. An answer is cached for one second only, so that the failure of a
+        worker soon shows. A partial answer is not cached.
 
         Raises Incomplete if `complete` is set and a worker is unavailable.
         """

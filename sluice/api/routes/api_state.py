@@ -57,7 +57,11 @@ _states: dict[str, ApiState] = {}
 
 
 async def state_of(request: Request) -> ApiState:
-    """A state server's own state or, in Airflow's API server, the state for the ledger in the settings, opened once."""
+    """The state for a request.
+
+    A state server has its own. Airflow's API server opens the state for the ledger in the settings
+    at the first request.
+    """
     given: ApiState | None = request.scope["state"].get(API_STATE)
     if given is not None:
         return given

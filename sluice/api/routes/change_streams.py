@@ -67,7 +67,7 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     if since is not None:
         # An invalid id is refused now, because a stream that has begun cannot change its status.
         parse_snapshot(since)
-    # The response to HEAD has no body, but the stream would never end.
+    # A stream never ends, and the response to HEAD has no body, so it must not wait for one.
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=_HEADERS)
     return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=_HEADERS)

@@ -105,7 +105,10 @@ async def readable_routes(request: Request, folder: Path) -> list[Route]:
 
 
 async def _readable_pipelines(user: Principal, routes: Iterable[Route]) -> set[str]:
-    """The pipelines of routes that a user may read. Always asks for all pipelines, in the same order."""
+    """The pipelines of routes that a user may read.
+
+    Always looks up all pipelines, so that the time of a response does not reveal a hidden pipeline.
+    """
     readable: set[str] = set()
     for pipeline in sorted({route.tag for route in routes}):
         if await user.may_read(pipeline):

@@ -58,7 +58,7 @@ class Stores:
 
     def __init__(self, access: Access, pipeline: str, snapshot: PipelineSnapshot | None) -> None:
         self.snapshots = [] if snapshot is None else [snapshot]
-        """The newest snapshot; empty before the first."""
+        """The newest snapshot as the only element; empty if nothing has been published yet."""
         self.statuses: list[WorkerStatus] = []
         self._access = access
         self._pipeline = pipeline
@@ -69,7 +69,7 @@ class Stores:
         return cls(access, pipeline, await access.reader.catalogue.newest(pipeline))
 
     async def get(self, store: str, key: Any) -> Entry | None:
-        """The entry of a key, or None. A key that is not a str is looked up by its text as a key."""
+        """The entry of a key, or None. A key that is not a str is looked up by its text in the store."""
         answer = await self._reader.get(await self._pin(store), lookup_key(key))
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None
@@ -268,7 +268,7 @@ def _route(
                 answer = await function(stores, **msgspec.structs.asdict(query))
         except TimeoutError:
             if not limit.expired():
-                # The route's own code has raised this error, within the time limit.
+                # The time limit has not passed, so the route's own code has raised this error.
                 raise
             raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
         except SystemExit as error:

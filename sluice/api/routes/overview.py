@@ -90,8 +90,8 @@ def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: i
     state = dag.last_run.state if dag.last_run else ""
     # A driver or a task that waits for others is not at work, although Airflow says that it runs.
     is_at_work = not {"slot", "lease"} & {*kinds}
-    # The lease also shows a driver that Airflow did not start. After a failed run, a held lease shows
-    # no driver: it may be held only until it expires.
+    # A held lease shows a driver even if Airflow did not start it. After a failed run, it shows
+    # nothing, because the lease of a killed driver counts as held until it expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
     if trouble == "failed" or state == "failed":

@@ -247,6 +247,6 @@ def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None
 
 
 def _size(access: Access, worker: WorkerInfo) -> int | None:
-    """The size of a worker's shard if this server opens it."""
+    """The size of a worker's shard; None if this server does not open it, or the size is unknown."""
     location = access.reader.workers.location(worker)
     return None if location is None else size_of(location)

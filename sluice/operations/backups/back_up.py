@@ -59,8 +59,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
                 with ShardCopy(shard, address, progress, until=batch) as new:
                     _fill(worker, new, copy)
                 close_file(address)
-            # Shards at state servers were not pinned, so nothing may have been published while they
-            # were copied.
+            # The copies of shards at state servers were not pinned. If a run published a snapshot
+            # meanwhile, they may lack rows of the copied snapshots, and the backup fails.
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
@@ -72,9 +72,10 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
 
 @contextmanager
 def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
-    """Copy the ledger, and pin the shards when they have the copied snapshots and at most one batch more.
+    """Copy the ledger, then pin each shard: begin a read transaction, which sees no later write.
 
-    Shards at state servers cannot be pinned.
+    Tries again until no snapshot was published between the copy of the ledger and the last
+    transaction. Shards at state servers cannot be pinned.
     """
     for _ in range(_ATTEMPTS):
         with ExitStack() as stack:
@@ -90,7 +91,8 @@ def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
             except StateError:
                 if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                     raise
-                # A generation was removed meanwhile, so the next attempt begins.
+                # The ledger has changed since it was copied: a generation and its shards may have
+                # been removed. The next attempt begins.
                 continue
             if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
                 yield sources
