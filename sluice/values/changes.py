@@ -57,8 +57,6 @@ _KINDS: dict[str, Kind] = {
 }
 """Debezium's operations. A row that a snapshot has read (`r`) is an insert."""
 _OPERATIONS = {"insert": "c", "update": "u", "delete": "d"}
-
-
 _NULL = Raw(b"null")
 
 
