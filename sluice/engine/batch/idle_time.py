@@ -51,7 +51,7 @@ class IdleTime:
         for operator in self._due(now):
             name = f"{CLOSED}/{operator.clock}"
             times[name] = max(times.get(name, BEFORE_ALL), self._stream_time(operator, now))
-            times[IDLE] = now
+            times[f"{IDLE}/{operator.clock}"] = now
         return times
 
     def _due(self, now: int) -> Iterator[PlannedOperator]:

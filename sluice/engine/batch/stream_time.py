@@ -100,10 +100,9 @@ class StreamTimes:
         due = self.times.get(due_name(operator, worker), BEFORE_ALL)
         return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(f"{CLOSED}/{clock}", BEFORE_ALL)
 
-    @property
-    def went_on_when_idle(self) -> bool:
-        """Whether this batch has no records, and stream time has gone on for some operators."""
-        return self.times.get(IDLE) == self.now
+    def went_on_when_idle(self, clock: str) -> bool:
+        """Whether this batch has no records, and an operator's stream time has gone on."""
+        return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
         """Whether no partition with this number of any of the topics had a record during the idle timeout."""

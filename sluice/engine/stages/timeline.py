@@ -115,8 +115,8 @@ class Timeline:
 
     @property
     def went_on_when_idle(self) -> bool:
-        """Whether the batch has no records, and stream time has gone on for some operators."""
-        return self._before.went_on_when_idle
+        """Whether the batch has no records, and the operator's stream time has gone on."""
+        return self._before.went_on_when_idle(self._operator.clock)
 
     def _has_advances(self, number: int) -> bool:
         return bool((self._numbers == number).any())
