@@ -10,7 +10,7 @@
 | SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write its tables |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
-| SLUICE_MAX_RECORDS | 2000000 | maximum number of stream records per batch; a longer backlog takes several batches |
+| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records per batch; the default is lower with operators |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new
 records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
@@ -59,7 +59,8 @@ class Settings:
     delta_jars: Path
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
-    max_records: int
+    max_records: int | None
+    """None for the default of the pipeline (`Job.most_records`)."""
     linger_ms: int | None
     delivery: str
     run: str
@@ -87,7 +88,7 @@ class Settings:
             delta_jars=Path(environ.get("SLUICE_DELTA_JARS") or home / "jars" / "delta").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
-            max_records=_positive(environ, "SLUICE_MAX_RECORDS", 2_000_000),
+            max_records=_positive(environ, "SLUICE_MAX_RECORDS"),
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
@@ -140,8 +141,10 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
     return Path(environ[name]).absolute() if environ.get(name) else None
 
 
-def _positive(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name) or str(default)
+def _positive(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    if not text:
+        return None
     if not (_is_whole(text) and int(text) > 0):
         raise SettingsError(
             f"{name} is {text[:40]!r}.",

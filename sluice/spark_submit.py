@@ -309,7 +309,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_DELTA_JARS": str(settings.delta_jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
-        "SLUICE_MAX_RECORDS": str(settings.max_records),
+        "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),
         "SLUICE_LINGER_MS": "" if settings.linger_ms is None else str(settings.linger_ms),
         "SLUICE_DELIVERY": settings.delivery,
         "SLUICE_SERVER_TOKEN": settings.server_token,

@@ -212,7 +212,8 @@ class Rebuild:
         return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, known))
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
-        return divide_records(self.job, self.settings.kafka, begin, target, self.settings.max_records)
+        most = self.settings.max_records or self.job.most_records
+        return divide_records(self.job, self.settings.kafka, begin, target, most)
 
     @property
     def _streams(self) -> list[str]:

@@ -221,6 +221,15 @@ class Job:
         return bool(self.operators)
 
     @property
+    def most_records(self) -> int:
+        """The most stream records of a batch, unless `SLUICE_MAX_RECORDS` sets another number.
+
+        Tasks add up the records of combinable aggregates while they read. But they hold all rows of a batch for
+        operators, which takes half a kilobyte to a kilobyte of memory for each row.
+        """
+        return 600_000 if self.has_operators else 2_000_000
+
+    @property
     def has_fallible_expressions(self) -> bool:
         """Whether any expression of the job can fail."""
         if any(isinstance(column, FallibleExpression) for column in self.columns):

@@ -29,7 +29,7 @@ def test_defaults_are_below_one_folder() -> None:
         delta_jars=home / "jars" / "delta",
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
         spark_conf={},
-        max_records=2_000_000,
+        max_records=None,
         linger_ms=None,
         delivery="exactly_once",
         run="",

@@ -12,6 +12,7 @@ in the records themselves, from the offset that the index gives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -24,11 +25,10 @@ from sluice.engine.batch.stream_time import BEFORE_ALL
 
 Offsets = Mapping[Partition, int]
 
-_ENOUGH = 0.7
-"""The search with the index ends when a batch has at least this share of the maximum number of records."""
+_ENOUGH = 0.8
+"""The search with the index ends when a batch has at least this share of the number at which the search aims."""
 _AIM = 0.85
-"""The share of the maximum number of records that the search with the index aims at, to stay below
-the maximum."""
+"""The search aims at batches of equal size, which have at most this share of the maximum number of records."""
 _READ_AT_ONCE = 20_000
 
 
@@ -111,13 +111,14 @@ class Backlog:
         too few records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
+        aim = self.size / math.ceil(self.size / (most * _AIM))
         best: Offsets = {}
         interpolates = True
-        while high - low > 1 and low_count < most * _ENOUGH:
+        while high - low > 1 and low_count < aim * _ENOUGH:
             # Every second round interpolates by the numbers of records, and the others halve the
             # interval: if timestamps are unevenly distributed, interpolation alone would approach
             # the time in tiny steps.
-            share = (most * _AIM - low_count) / (high_count - low_count) if interpolates else 0.5
+            share = (aim - low_count) / (high_count - low_count) if interpolates else 0.5
             time = min(max(low + int((high - low) * share), low + 1), high - 1)
             ends = self._limited_to_backlog(time, self.timestamps.index(time))
             count = sum(ends[partition] - self.position[partition] for partition in self.partitions)

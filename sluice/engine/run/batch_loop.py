@@ -32,6 +32,7 @@ from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
+from sluice.support.memory import release_unused_memory
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _METADATA = "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata"
@@ -182,6 +183,8 @@ class BatchLoop:
             write_checkpoint(Path(checkpoint), plan, before, sources, conf)
             # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
             self.query.run(self.publisher, f"file://{checkpoint}")
+        # The next batch's tasks need the memory that this batch's output needed in the driver.
+        release_unused_memory()
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
         # Tell the tasks before the query starts: they need the batch's stream times, and run before

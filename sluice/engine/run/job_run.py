@@ -58,14 +58,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class JobRun:
-    """Runs a job on a Spark session, in batches of about `max_records` records of streams."""
+    """Runs a job on a Spark session, in batches of at most `max_records` records of streams."""
 
     spark: Starting
     job: Job
     settings: Settings
     generation: int | None = None
     """None for the current generation."""
-    max_records: int = 2_000_000
+    max_records: int | None = None
+    """None for the default of the job."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because their output was written before."""
@@ -97,6 +98,10 @@ class JobRun:
         if self.settings.linger_ms is not None:
             return self.settings.linger_ms
         return self.job.pipeline.linger_ms
+
+    @property
+    def _most_records(self) -> int:
+        return self.max_records or self.job.most_records
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
@@ -252,7 +257,7 @@ class JobRun:
         if self.steps is None:
             return self._read_all(loop) == "partitions"
         stores = loop.query.frames.types.stores
-        loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, self.max_records))
+        loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, self._most_records))
         return False
 
     def _read_all(self, loop: BatchLoop) -> News | None:
@@ -266,7 +271,7 @@ class JobRun:
         news: News | None = "records"
         while news in ("records", "timers"):
             compile_for(loop.query.spark, linger.unread(ledger.positions(name)))
-            loop.run_all(kafka, self.max_records)
+            loop.run_all(kafka, self._most_records)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
