@@ -25,10 +25,10 @@ from sluice.engine.batch.stream_time import BEFORE_ALL
 
 Offsets = Mapping[Partition, int]
 
-_ENOUGH = 0.8
+_ENOUGH = 0.9
 """The search with the index ends when a batch has at least this share of the number at which the search aims."""
-_AIM = 0.85
-"""The search aims at batches of equal size, which have at most this share of the maximum number of records."""
+_MOST_AIM = 0.85
+"""The search first aims at batches of equal size with at most this share of the maximum number of records."""
 _READ_AT_ONCE = 20_000
 
 
@@ -80,8 +80,11 @@ class Backlog:
         if self.size > most:
             self._since = self._first()
             self._latest = self.timestamps.latest()
+        count = math.ceil(self.size / (most * _MOST_AIM))
         while self.size > most:
-            self.position = self._by_index(most) or self._by_reading(most)
+            aim = self.size / max(count, math.ceil(self.size / most))
+            self.position = self._by_index(most, aim) or self._by_reading(most)
+            count -= 1
             yield self.position
         if self.size:
             self.position = dict(self.ends)
@@ -104,14 +107,13 @@ class Backlog:
         """A lower bound of the sequences of a partition's records from its position on."""
         return max(self.largest_timestamps.get(partition, BEFORE_ALL), self._since)
 
-    def _by_index(self, most: int) -> dict[Partition, int] | None:
-        """The end offsets of a batch, found with Kafka's index; None if the index does not help.
+    def _by_index(self, most: int, aim: float) -> dict[Partition, int] | None:
+        """The end offsets of a batch of about `aim` records, found with Kafka's index; None if the index does not help.
 
         This is a binary search for the time at which the batch ends: by the index, a batch that ends at time `low` has
         too few records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
-        aim = self.size / math.ceil(self.size / (most * _AIM))
         best: Offsets = {}
         interpolates = True
         while high - low > 1 and low_count < aim * _ENOUGH:
