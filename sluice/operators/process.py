@@ -70,8 +70,8 @@ class Process:
         that come from one record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
-        self._has_failed = False
-        """Whether the author's code has failed for a record of this batch."""
+        self._goes_by_row = self.sets_timers
+        """Whether this and all later rows of the batch are processed one by one."""
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def read_tables_with(self, read_row: ReadRow) -> None:
@@ -120,10 +120,10 @@ class Process:
     def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
         """Process all rows, if the processor sets no timers.
 
-        If the author's code fails for a record, nothing has changed, and this and all later rows are processed one by
-        one, to reject the record.
+        If the author's code fails for a record, or forwards very many, nothing has changed: these and all later rows
+        are processed one by one.
         """
-        if self.sets_timers or self._has_failed:
+        if self._goes_by_row:
             return None
         self._context.keep_changes()
         try:
@@ -131,14 +131,17 @@ class Process:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # Only the row path knows the record for which the code fails, and names it. If one of many records
-            # fails, others probably do, too.
-            self._has_failed = True
+            # Only the row path knows the record for which the code fails, and names it.
+            forwarded = None
+        if forwarded is None:
             self._context.undo_changes()
+            # What has happened to one of many records probably happens to others, too.
+            self._goes_by_row = True
             return None
         return forwarded.results()
 
-    def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> _Forwarded:
+    def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> _Forwarded | None:
+        """Process all rows. Returns None if too many results would be in memory together."""
         context, process, decode, forwarded = self._context, self._process_record, self._decode, _Forwarded()
         values, times = rows.columns["value"].to_pylist(), rows.times.tolist()
         before, after = (rows.stream_times[name].tolist() for name in ("before", "after"))
@@ -159,6 +162,8 @@ class Process:
                 )
                 if (result := process(record)) is not None:
                     require_run(result)
+                if len(forwarded.sent) > _MOST_RESULTS:
+                    return None
         return forwarded
 
     def release_due(self, state: KeyState) -> int | None:
@@ -271,6 +276,10 @@ class Process:
             out.release()
 
 
+_MOST_RESULTS = 200_000
+"""With more results of rows that are processed together, the rows are processed one by one, which needs less memory."""
+
+
 class _Forwarded:
     """What a processor has forwarded for the rows that it processes together."""
 
@@ -281,7 +290,8 @@ class _Forwarded:
         self.row = 0
         """The index of the current row."""
         self.headers: str | None = None
-        self._sent: list[tuple[int, str | None, str | None, int, str, str | None]] = []
+        self.sent: list[tuple[int, str | None, str | None, int, str, str | None]] = []
+        """The row, key, value, time, output and headers of each result."""
 
     def emit(
         self,
@@ -291,10 +301,10 @@ class _Forwarded:
         *,
         to: str = DEFAULT_OUTPUT,
     ) -> None:
-        self._sent.append((self.row, key, value, time, to, self.headers))
+        self.sent.append((self.row, key, value, time, to, self.headers))
 
     def results(self) -> Results:
-        rows, keys, values, times, outputs, headers = zip(*self._sent, strict=True) if self._sent else ((),) * 6
+        rows, keys, values, times, outputs, headers = zip(*self.sent, strict=True) if self.sent else ((),) * 6
         return Results(
             np.array(rows, np.intp),
             pa.array(values, pa.string()),

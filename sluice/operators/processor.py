@@ -500,6 +500,8 @@ def _require_time(name: str, time: Any) -> None:
 class Processor(Protocol[V_contra]):
     """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
 
+    If the code fails for a record, or a task is repeated, records may be processed again, with the stores as before.
+
     A record without a key is processed, too. If the code then uses a store or sets a timer, the record is rejected.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import within
+from sluice.operators import process
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.base import LEFT, RIGHT
@@ -57,6 +58,10 @@ class Summing:
             self.context.forward(f"third of {record.key}", record.time, to="odd", headers={"own": b"yes"})
         if record.value == 13:
             raise ValueError("unlucky")
+
+
+def times_of(count: int) -> dict[str, Any]:
+    return {name: np.ones(count, np.int64) for name in ("before", "after")}
 
 
 def summing(**options: Any) -> Process:
@@ -114,6 +119,18 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
     assert by_columns.dropped == by_row.dropped
     assert sorted(by_columns.rejected, key=repr) == sorted(by_row.rejected, key=repr)
     assert by_columns.states == by_row.states
+
+
+def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MOST_RESULTS", 3)
+    made = [Given("k", number, 100) for number in range(6)]
+    processor, state = summing(), summing().new_state()
+    columns = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
+    rows = KeyedRows(["k"], np.array([0, 6]), columns | {"time": pa.array([1] * 6)}, times_of(6))
+    assert processor.process_columns([state], rows) is None
+    assert processor.is_empty(state)
+    by_row, by_columns = run(summing(), made), run_in_columns(summing(), made)
+    assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
 
 def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
