@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     except SluiceError as error:
         print(f"{type(error).title}: {error}", file=sys.stderr)
         return 1
-    # The import takes no time here, because the session has imported this module.
+    # Starting the session has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import FINISHED
 
     if file := os.environ.get(FINISHED):

@@ -288,7 +288,10 @@ def package_archive(folder: Path) -> Path:
 
 
 def executor_environment(settings: Settings) -> dict[str, str]:
-    """The Spark settings for the environment of executors, without secrets: tasks carry the settings that they use."""
+    """The Spark settings that set environment variables of executors.
+
+    No secrets are among them, because a task carries all settings that it uses.
+    """
     # Spark copies the archive to each executor's working directory, and starts Python's daemon
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
     # on an executor's host is not used.
@@ -382,7 +385,7 @@ def without_noise() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder for the driver's JVM, which Spark uses too and which is removed after the block.
+    """Yield a temporary folder for the driver's JVM and for Spark. It is removed after the block.
 
     A JVM removes its temporary files unless it is killed; then about 15 MB of libraries and all shuffle files remain.
     """

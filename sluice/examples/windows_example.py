@@ -50,7 +50,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
         value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})
-        # No two samples have the same timestamp, so that all of them have an order.
+        # No two samples have the same timestamp, so that their timestamps put them in order.
         for place, topic in enumerate(_TOPICS):
             yield Sample(topic, str(page), value, time_ms + place)
 
@@ -71,8 +71,8 @@ def expected(records: Iterable[Sample]) -> Results:
         if record.topic == "visits_recorded":
             recorded[_minute(page, record.timestamp_ms)] += 1
         elif record.topic == "visits_processed":
-            # The windows depend on the time of the run, so only their sum for each page is
-            # compared.
+            # The windows depend on the time of the run, so only the sum of their counts is
+            # compared, for each page.
             by_clock[page] += 1
         else:
             time_ms = int(datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000)
@@ -105,7 +105,7 @@ def expected(records: Iterable[Sample]) -> Results:
             results.write(topic, page, total)
     results.tables = {
         "minutes_closed": {window: count for window, count in by_minute.items() if window[2] <= closed},
-        # Until the gap after its last visit is over, another visit can extend a session.
+        # Another visit can extend a session until the gap after the session's last visit is over.
         "sessions_closed": {window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed},
         "session_changes": by_session,
     }
@@ -157,10 +157,11 @@ def totals_once_per(
     visits: Iterable[Visit],
     max_records: int,
 ) -> list[tuple[int, str, int]]:
-    """Stream time, page and total of each result of a suppress step, which holds back at most `max_records` pages.
+    """The results of a suppress step for the totals of pages: stream time, page and total.
 
-    A page's total is held back until stream time is `limit_ms` after the first total held back. A
-    total has the time of the page's newest visit.
+    The step holds back the totals of at most `max_records` pages. A total has the time of the
+    page's newest visit. The step sends a page's newest total when stream time is `limit_ms` after
+    the time of the first total that it holds back for the page.
     """
     totals = Counter[str]()
     newest: dict[str, int] = {}

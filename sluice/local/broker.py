@@ -36,7 +36,7 @@ _LOADING_SECONDS = 5.0
 
 _JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *QUIET_ARCHIVE]
 _QUICK = ["-XX:TieredStopAtLevel=1"]
-"""Compiles code once instead of optimizing it further."""
+"""Options with which a JVM compiles code once instead of optimizing it further."""
 _LOGGING = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",

@@ -87,14 +87,16 @@ def _share_of(name: str) -> float:
 
 
 def _keep(file: Path, home: Path, found: FileFacts) -> None:
-    # Without inputs, the file is imported again the next time. A home that cannot be written to keeps nothing.
+    # Facts without inputs are not kept, so the file is imported again the next time. If the folder
+    # cannot be written to, nothing is kept.
     if found.inputs is None:
         return
     place = _place(file, home)
     entry = _Entry(edition=_edition(), found_at=time.time(), facts=found.facts, inputs=found.inputs)
     with suppress(OSError):
         make_folder(place.parent)
-        # Another process may read or write the same entry now. The file has the mode 0600.
+        # Another process may read or write the same entry now, so a complete file is put in its
+        # place. `mkstemp` makes a file that only its owner may read.
         descriptor, temporary = tempfile.mkstemp(dir=place.parent)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.json.encode(entry))

@@ -43,9 +43,9 @@ _POINTS = {
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
-"""The environment variable that Airflow sets to `client` in the DAG processor. Only there, broken
-files are reported as import errors: in other programs, such as `airflow dags reserialize`, an import
-error is fatal."""
+"""The environment variable that Airflow sets to `client` in the DAG processor. Broken files are
+reported as import errors only in the DAG processor, because an import error ends other programs,
+such as `airflow dags reserialize`."""
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 
 
@@ -124,7 +124,7 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
     for file in broken:
         name = file.name if _ID.fullmatch(file.name) and file.name not in taken else ""
         if name in files and str(files[name].error) == str(file.error):
-            # Two files with pipelines of the same name have the same error.
+            # Two files with pipelines of the same name have the same error, so one DAG shows it.
             continue
         if not name or name in files:
             name = re.sub(r"[^A-Za-z0-9_-]", "_", file.file.stem)[:200]
@@ -137,7 +137,7 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
 def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     """The DAG of a pipeline, with the pipeline's name and a task that runs the pipeline.
 
-    Has one active run at most.
+    At most one run of the DAG is active at a time.
     """
     return _dag(facts_of(pipeline), alerts)
 

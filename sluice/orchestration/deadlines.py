@@ -38,9 +38,8 @@ class Age:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
         `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
-        the newest snapshot. The data are overdue if, for as long as the deadline, there have been
-        unread records or their number has been unknown, and if the newest snapshot is at least as
-        old as the deadline.
+        the newest snapshot. The data are overdue if two things have lasted as long as the deadline:
+        records are unread, or their number is unknown; and no new snapshot is published.
         """
         if records == 0:
             self._unread_since = None
@@ -81,7 +80,8 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch.join(self, frozenset(self.topics))
         published: datetime | None = None
         while True:
-            # All triggers observe at the same moments, so that they share a round.
+            # All triggers look at the same moments, so that one read of the broker and the ledger
+            # serves them all.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
             seen = await self._look(self._watch, None)
             published = published if seen is None else seen.published_at

@@ -54,7 +54,10 @@ class _LogAtLevel:
         self._level = logging.INFO
 
     def lines(self, lines: Iterable[str]) -> Iterator[str]:
-        """The lines of a driver without noise, each of which is logged at its level until the next line is taken."""
+        """Yield the lines of a driver without noise.
+
+        Until the next line is taken, `info` logs at the level of the line that was yielded.
+        """
         for line, level in levels(line for line in lines if not is_noise(line)):
             self._level = level
             yield line

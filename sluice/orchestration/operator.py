@@ -154,7 +154,8 @@ class SluiceOperator(SparkSubmitOperator):
             )
             raise recorded or error from None
         except BaseException:
-            # Airflow stops a task that has exceeded its time limit with an exception of its own.
+            # AirflowTaskTimeout, for example, is no Exception. Airflow raises it in a task that
+            # exceeds its time limit.
             self._note_ended(context)
             raise
 

@@ -1,4 +1,7 @@
-"""Starts a pipeline when its topics have unread records, with one event per burst of records, or a timer is due."""
+"""Starts a pipeline when its topics have unread records or one of its timers is due.
+
+Records that arrive in a burst cause one event, which starts one run.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Burst:
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
-        """Count `min_interval_s` from a run that began `ago_s` before `now`, which an earlier triggerer has started."""
+        """Count `min_interval_s` from a run that an earlier triggerer started, `ago_s` before now."""
         self._ever, self._fired_at = True, now - ago_s
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
@@ -87,7 +90,7 @@ class Burst:
             return False
         if self._ever and now - self._fired_at < self.min_interval_s:
             return False
-        # The first new records of a burst begin its longest wait.
+        # `max_wait_s` counts from the first new records of the burst.
         if self._seen is None:
             self._first_at = now
         if lag.ends != self._seen:
@@ -103,7 +106,7 @@ class Burst:
         return True
 
     def unanswered_s(self, now: float) -> float:
-        """How long ago an event was due that no driver has answered; 0 if there is no such event."""
+        """Seconds since the first event after which no driver was seen at work; 0 without one."""
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
@@ -150,7 +153,10 @@ class DueTimers:
         return True
 
     def expect_run(self, next_timer: int | None, clock_ms: float, now: float) -> None:
-        """Note that a run, also a run that is started for records, will fire the timer if the timer is due."""
+        """Note that an event starts a run, which also fires the timer if the timer is due.
+
+        The event may have been caused by records.
+        """
         if next_timer is not None and next_timer <= clock_ms:
             self._attempts = self._attempts + 1 if next_timer == self._fired else 1
             self._fired, self._busy_at = next_timer, now
@@ -158,7 +164,7 @@ class DueTimers:
 
 @dataclass
 class DriverWatch:
-    """Watches the lease of a pipeline to detect whether a driver is running, which holds and renews the lease."""
+    """Detects whether a pipeline's driver is running: it holds and renews the pipeline's lease."""
 
     silence_s: float
     """How long a lease counts as held after its last renewal."""

@@ -130,8 +130,8 @@ class Watch:
         return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
-        # Positions come before end offsets: positions beyond the end would look like a topic that
-        # was created again.
+        # Positions are read before end offsets. If they were read after them, a run could have read
+        # beyond these end offsets meanwhile, as if the topic had been deleted and created again.
         snapshots = ledger.snapshots.of_all_pipelines()
         positions: dict[str, Offsets] = {}
         for snapshot in snapshots:

@@ -94,7 +94,7 @@ def free_port() -> int:
 def check_port(port: int, *, purpose: str = "", next_step: str = "") -> None:
     """Raise PreflightError if `port` is not available.
 
-    `purpose` is the component that needs it, for the message.
+    `purpose` is the component that needs the port; the error names it.
     """
     if (reason := _why_not(port)) is None:
         return

@@ -182,7 +182,7 @@ def _number(text: str, most: int) -> int | None:
 
 def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, int]) -> NoReturn:
     """Raise Gone if the requested generation and batch are older than all kept snapshots, and NotFound otherwise."""
-    # A reader may hold a snapshot that has been removed meanwhile.
+    # The caller has cached `newest`. It may have been removed meanwhile, and must not be named.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."

@@ -91,7 +91,7 @@ def only_store(
 class Catalogue:
     """Caches reads of the ledger for `FRESH_SECONDS`.
 
-    Reads that are in demand are renewed a little earlier.
+    If a query uses a result that is about to expire, the result is read again in the background.
     """
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -146,7 +146,7 @@ class Catalogue:
         return await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:
-        """Raise Gone if retention removed the snapshot that was read, so that the result may be incomplete."""
+        """Raise Gone if retention has removed a result's snapshot: the result may then lack rows."""
         cached = self._cache.get(_newest_of(ref.pipeline))
         newest = None if cached is None or cached.value is None else cached.value.snapshot
         if newest is not None and (newest.ref, newest.batch) == (ref, batch):

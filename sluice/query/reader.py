@@ -305,5 +305,5 @@ def _order(entry: Entry) -> tuple[str, int]:
 
 
 def _merge_entries(pages: list[list[Entry]], limit: int) -> list[Entry]:
-    # Python's sort is fast on concatenated sorted runs.
+    # Each page is sorted already, and Python's sort is fast if a list consists of sorted parts.
     return sorted(chain.from_iterable(pages), key=_order)[:limit]

@@ -174,7 +174,7 @@ class Workers:
             return [], _unavailable(info, error.detail)
 
     def location(self, info: WorkerInfo) -> str | None:
-        """The address of the worker's shard if this process opens it itself."""
+        """The address of the worker's shard if this process opens it itself, else None."""
         return self._served(info) if info.server else info.location
 
     async def close(self) -> None:

@@ -3,8 +3,8 @@
 Without limits, Uvicorn waits forever for the rest of a request. Three tricks save time: a look-up
 of a key takes 57 us of CPU time instead of 138 us.
 
-- A connection has one timer for all of its limits, which is started again only if a limit ends before it. Uvicorn
-  starts and cancels a timer for each request.
+- A connection has one timer for all of its limits. It is replaced only by a limit that ends earlier
+  than the timer fires. Uvicorn starts and cancels a timer for each request.
 - The head of a response is encoded once for all responses with the same headers.
 - All responses of an iteration of the event loop are sent at its end. Otherwise each write would wake a client on the
   same machine, which then takes the server's core.
@@ -109,7 +109,10 @@ class PatientProtocol(HttpToolsProtocol):
             self._reading.cancel()
 
     def _require_reading(self, before: int) -> None:
-        """End the connection unless the client has read: fewer bytes than `before` must wait for the client."""
+        """End the connection unless the client has read something since the last check.
+
+        At the last check, `before` bytes were unread.
+        """
         unread = self._batched.get_write_buffer_size()
         if unread < before:
             self._reading = self.loop.call_later(UNREAD_SECONDS, self._require_reading, unread)
@@ -240,7 +243,8 @@ class _Cycle(RequestResponseCycle):
         if not self.response_started and message["type"] == "http.response.start":
             headers = (*self.default_headers, *message.get("headers", ()))
             head = _head(message["status"], headers, self.keep_alive)
-            # Uvicorn sends responses of unknown length, and rejects invalid responses.
+            # Without a head from `_head`, Uvicorn handles the response: it sends a response of
+            # unknown length, and rejects an invalid response.
             if head is not None and not self.disconnected:
                 self.response_started, self.waiting_for_100_continue, self.chunked_encoding = (
                     True,

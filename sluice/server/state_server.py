@@ -87,8 +87,9 @@ def claim(
 ) -> None:
     """Place workers on this server.
 
-    The server must already listen, because readers will send their token to its address. Raises
-    Refused if there is no such worker, if it is on another server, or if its state is on another host.
+    The server must already listen: readers will send their token to its address, and no other
+    program may be able to listen there. Raises Refused if there is no such worker, if it is on
+    another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
     most = max((len(info.workers) for info in generations), default=None)
@@ -246,7 +247,7 @@ def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         access_log=False,
-        # Anyone can send invalid requests, which Uvicorn logs as warnings.
+        # Uvicorn logs an invalid request as a warning, so anyone could fill the log.
         log_level="error",
         proxy_headers=False,
         server_header=False,

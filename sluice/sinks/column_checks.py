@@ -72,7 +72,8 @@ def decimal(value: Any, precision: int, scale: int) -> Decimal:
         raise ValueError(f"has more than {scale} decimal places")
     if held.adjusted() >= precision - scale:
         raise ValueError("is out of range")
-    # Arrow counts zeros at the end as digits, and rejects numbers with too many of them.
+    # Arrow counts zeros at the end as digits, and rejects a number with too many digits, so such
+    # zeros are removed.
     return Decimal((sign, digits[: len(digits) - zeros], exponent + zeros))
 
 

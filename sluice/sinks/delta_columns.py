@@ -141,7 +141,7 @@ def _of(type_: type, value: Any, what: str) -> Any:
 
 
 def _struct(parts: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
-    # Without this check, the value of the field would be lost.
+    # Without this check, the value of a field that the column does not have would be lost.
     if unknown := value.keys() - parts.keys():
         raise ValueError(f"has a field {min(unknown)}, which the column does not have")
     return {name: encode(value.get(name)) for name, encode in parts.items()}

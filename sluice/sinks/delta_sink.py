@@ -2,9 +2,11 @@
 
 Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a version
 that grows with each commit. Delta Lake skips a commit whose version is not above the table's version, and rejects a
-commit if another commit has changed this version meanwhile. A version consists of the writer's epoch, which each run
-increases when it begins, a random number, which tells two writers apart that begin at the same moment, and the number
-of the commit.
+commit if another commit has changed this version meanwhile. A version consists of three numbers:
+
+- the writer's epoch, which each run increases when it begins;
+- a random number, because two writers that begin at the same moment may take the same epoch;
+- the number of the commit.
 
 Every commit also has a `State` as user metadata, which `DESCRIBE HISTORY` shows.
 """
@@ -255,7 +257,10 @@ class DeltaSink:
         frame.write.format("delta").mode("append").save(self.target.table.name)
 
     def _merge(self, rows: Rows, columns: Sequence[DeltaColumn], identity: Sequence[str]) -> None:
-        """Replace, insert and delete rows by key; or append the rows whose positions the table does not have yet."""
+        """Replace, insert and delete rows by key.
+
+        If the table has no key, append the rows whose positions it does not have yet.
+        """
         names = [column.name for column in columns]
         missing = (None,) * (len(names) - len(identity))
         source = [
@@ -319,7 +324,8 @@ class DeltaSink:
         """Whether the table has a row from a record after the published positions."""
         where = "true"
         if published is not None:
-            # The rows of timers have no topic, and their position does not show which batch wrote them.
+            # The rows of timers have no topic, and their position does not show which batch wrote
+            # them. So each of them counts as later.
             later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
@@ -483,7 +489,7 @@ def _written_type(column: StructField) -> pa.DataType | None:
 
 
 def _can_be_written(arrow: pa.DataType) -> bool:
-    # The objects of JSON have only texts as names.
+    # A JSON object can only have texts as names, so the keys of a map must be texts.
     if kind_of(arrow) == "map":
         return kind_of(arrow.key_type) == "text" and _can_be_written(arrow.item_type)
     parts = [arrow.field(number) for number in range(arrow.num_fields)]

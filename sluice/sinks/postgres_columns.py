@@ -156,7 +156,8 @@ def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
 
 
 def _json(_: Any, json: bytes) -> str:
-    # After an even number of backslashes, the text has a backslash and "u0000", not the character.
+    # \u0000 is the character only if the number of backslashes before it is even. Otherwise, its
+    # own backslash is escaped, and the text has a backslash and "u0000".
     if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     return json.decode()

@@ -180,7 +180,8 @@ class PostgresTables:
         """
         with self._transaction("Writing the tables") as database:
             last = self._last_batch(database)
-            # The batch was written before, and its driver ended before the snapshot was published.
+            # If the database's last batch is this batch, the driver that wrote it has ended before
+            # the snapshot was published.
             written = last[1] if last is not None and last[0] == batch else {}
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)

@@ -1,4 +1,4 @@
-"""Spark's Python daemon in tests, whose workers import the modules of tests because these define steps."""
+"""Spark's Python daemon in tests. Its workers import test modules, which define steps."""
 
 import gc
 from contextlib import suppress
@@ -8,7 +8,8 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.worker_daemon
 
-    # The modules of tests import these, so the workers need not import them again.
+    # The modules of tests import the driver and pytest. The daemon's workers have what the daemon
+    # has imported, so they need not import these again.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):

@@ -40,7 +40,7 @@ def create_empty_shards(addresses: Sequence[str]) -> None:
 
 
 def _sqlite_file(address: str) -> Path | None:
-    """The path of a SQLite database, in a folder that exists; None for a database in a server."""
+    """The path of a SQLite database, whose folder is created; None for a database in a server."""
     url = database_url(address)
     if url.get_backend_name() != "sqlite" or not url.database:
         return None

@@ -23,7 +23,7 @@ HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 
 
 class PipedRecords:
-    """Numbers the records of all topics, and writes each as JSON of the columns."""
+    """Numbers the records of all topics, and writes each record as a JSON object of its columns."""
 
     def __init__(self) -> None:
         self._offsets: Counter[tuple[str, int]] = Counter()

@@ -115,7 +115,10 @@ class PipedRun:
         raise NotImplementedError
 
     def fire_timers(self) -> None:
-        """Run a batch without records if a wall-clock timer is due, and while results are due without records."""
+        """Run a batch without records if a wall-clock timer is due.
+
+        Then run further ones as long as results are due because stream time goes on by the clock.
+        """
         due = self._idle_time.next_batch
         if due is not None and due <= self.clock.now():
             self.process([])

@@ -187,7 +187,8 @@ class TopologyTestDriver:
     def commit(self) -> None:
         """Process the records that were piped since the last batch as one batch.
 
-        Further batches read the records that the pipeline writes to topics that it reads, until there are none.
+        If the pipeline writes to a topic that it reads, further batches read these records, until
+        there are none.
         """
         for _ in range(_MOST_ROUNDS):
             self._feed_back()
@@ -227,9 +228,10 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Advance the wall clock, after the records that were piped before, and fire the timers that are due then.
+        """Commit the records that were piped before, then advance the wall clock and fire due timers.
 
-        Sends the results that are due because stream time goes on without records (`advance_when_idle`).
+        With `advance_when_idle`, stream time goes on by the clock, too, so waiting results may
+        become due. They are sent.
         """
         if not (isinstance(milliseconds, int) and milliseconds >= 0):
             raise TopologyError(
