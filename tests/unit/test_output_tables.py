@@ -150,11 +150,11 @@ def test_the_plan_shows_tables() -> None:
     [
         (
             lambda s: s.to(table(key="amount"), value=str),
-            "value=, key=, partition=, delivery= and emit= are for topics",
+            "value=, key=, partition=, delivery=, emit= and cycle= are for topics",
         ),
         (
             lambda s: s.to(table(), delivery="at_least_once"),
-            "value=, key=, partition=, delivery= and emit= are for topics",
+            "value=, key=, partition=, delivery=, emit= and cycle= are for topics",
         ),
         (lambda s: s.group_by_key().count(store="n").to(table()), "a table's changes need a column for the key"),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
