@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,6 +143,31 @@ def test_time_limits_and_timers_pass_in_silence(drive: Drive) -> None:
     assert values(driver, "quiet") == []
     driver.advance(3_600_000)
     assert values(driver, "quiet") == ["ann is quiet"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_results_do_not_depend_on_how_often_runs_begin(drive: Drive, partitions: int) -> None:
+    pipeline = pipeline_of_minutes(advance_when_idle="5 seconds", workers=2)
+    clicks = pipeline.stream("more_clicks", value=str)
+    clicks.outer_join(pipeline.stream("answers", value=str), within("7 seconds")).to("answered")
+    clicks.to_table(store="clicked", expires_after="12 seconds").to("clicked_changes")
+    results = []
+    for run_every in (150_000, 7_500, 3_000):
+        chance = random.Random(partitions)
+        driver = drive(pipeline, partitions)
+        for part in range(3):
+            now = NOON + part * 150_000
+            for topic in sorted(chance.choices(("clicks", "more_clicks", "answers"), k=6)):
+                at, partition = now + chance.randrange(3_000), chance.randrange(partitions)
+                driver.pipe(topic, "value", key=chance.choice("xyz"), timestamp=at, partition=partition)
+            for _ in range(0, 150_000, run_every):
+                driver.advance(run_every)
+        topics = ("of_minutes", "of_hours", "answered", "clicked_changes")
+        outputs = [
+            (topic, each.key, str(each.value), each.timestamp) for topic in topics for each in driver.read(topic)
+        ]
+        results.append(sorted(outputs, key=str))
+    assert results[0] == results[1] == results[2]
 
 
 class Quiet:
