@@ -226,9 +226,8 @@ class Stages:
                     f"struct<left:{left},right:{right}>" if left and right else "",
                 )
             case Changes():
-                # The kind of a change can be read even if the type of the rows is unknown.
-                row = self._values[operator.number, 0] or "variant"
-                yield operator.result, f"struct<kind:string,old:{row},new:{row}>"
+                row = self._values[operator.number, 0]
+                yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
             case Merge():
                 kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)
