@@ -184,3 +184,17 @@ def test_wrong_streams_of_changes_are_errors() -> None:
     assert "changed rows: old rows checked: count" in drawing.text(pipeline)
     with pytest.raises(TopologyError, match="has no encode function"):
         changes.to("out", value=Serde(ShopChange))
+
+
+def test_changes_of_rows_of_an_unknown_type_can_be_written(drive: Drive) -> None:
+    pipeline = Pipeline("untyped", workers=2)
+    counted = pipeline.stream("numbers", value=int).group_by_key()
+    counts = counted.aggregate(dict, lambda counts, _: {"n": counts.get("n", 0) + 1}, store="counts")
+    counts.changes().to("changes")
+    driver = drive(pipeline)
+    for number in (7, 8):
+        driver.pipe("numbers", number, "k")
+    assert [record.value for record in driver.output("changes")] == [
+        {"kind": "insert", "old": None, "new": {"n": 1}},
+        {"kind": "update", "old": {"n": 1}, "new": {"n": 2}},
+    ]
