@@ -17,6 +17,7 @@ from tests.support.postgres import frozen
 
 LARGE_FILE_MIB = 300
 DEADLINE_S = 15.0
+LINGER_S = 150
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,10 @@ def pool_taken(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def lease_held(stage: Stage) -> Iterator[None]:
-    """A task is killed while its driver lingers, which lives on and keeps the lease."""
+    """A task is killed while its driver lingers, which lives on and keeps the lease. The retry lingers as long."""
     stage.await_no_driver("sales")
     with stage.admin() as airflow:
-        airflow.trigger("sales", {"linger_seconds": 600})
+        airflow.trigger("sales", {"linger_seconds": LINGER_S})
     driver = stage.java("sales")
 
     def has_lease() -> bool:
