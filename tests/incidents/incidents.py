@@ -140,7 +140,9 @@ def marked_as_failed(stage: Stage) -> Iterator[None]:
 def driver_killed(stage: Stage) -> Iterator[None]:
     stage.await_no_driver("sales")
     stage.send("sales")
-    stage.java("sales").kill()
+    driver = stage.java("sales")
+    stage.wait(lambda: stage.holds_lease("sales"), "the driver has not taken the lease", 0.1)
+    driver.kill()
     yield
 
 
@@ -174,12 +176,7 @@ def lease_held(stage: Stage) -> Iterator[None]:
     with stage.admin() as airflow:
         airflow.trigger("sales", {"linger_seconds": LINGER_S})
     driver = stage.java("sales")
-
-    def has_lease() -> bool:
-        with stage.ledger() as ledger:
-            return any(lease.held and lease.pipeline == "sales" for lease in ledger.leases.of_all_pipelines())
-
-    stage.wait(has_lease, "the driver has not taken the lease")
+    stage.wait(lambda: stage.holds_lease("sales"), "the driver has not taken the lease")
     task = driver.parent()
     assert task is not None
     left_behind = [driver, *driver.children(recursive=True)]
@@ -308,7 +305,7 @@ INCIDENTS = [
     ),
     Incident(
         "A driver is killed", "sales", "run", "PipelineFailed", driver_killed,
-        task_is("sales", "up_for_retry", "failed"), "The run stopped", "JVM has ended",
+        task_is("sales", "up_for_retry", "failed"), "The run stopped", "ended",
     ),
     Incident(
         "30 % of the records violate the contract", "scans", "rejections", "ManyRejected", some_bad_records,

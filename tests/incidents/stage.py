@@ -165,6 +165,11 @@ class Stage:
         """Wait until the last driver of a pipeline has ended. It goes on for a while after it has published."""
         self.wait(lambda: not self.drivers(pipeline), f"a driver of {pipeline} goes on")
 
+    def holds_lease(self, pipeline: str) -> bool:
+        """Whether a driver holds the pipeline's lease."""
+        with self.ledger() as ledger:
+            return any(lease.held and lease.pipeline == pipeline for lease in ledger.leases.of_all_pipelines())
+
     def java(self, pipeline: str) -> psutil.Process:
         """The JVM of a pipeline's driver, once it runs."""
         found: list[psutil.Process] = []
