@@ -1,4 +1,4 @@
-"""Builds the ASGI apps, without a log-in."""
+"""Builds the ASGI apps. They do not check the log-in: `mounted` and state servers add the check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/sluice`: the generic view and the page.
+    """The app for `/sluice`: the REST view and the page.
 
     `folder` has the files of pipelines and custom routes.
     """

@@ -236,10 +236,11 @@ class Queries:
     async def changes(
         self, store: str, *, pipeline: str | None = None, since: str | None = None
     ) -> AsyncIterator[Change]:
-        """Every new snapshot as it is published, starting with the newest or after snapshot `since`.
+        """Yield each new snapshot when it is published.
 
-        Never ends. Raises StateError if the server ends the stream, for example because it stops:
-        continue `since` the last snapshot.
+        Begins with the newest snapshot, or with the first one after the snapshot `since`. Never
+        ends. Raises StateError if the server ends the stream, for example because it stops. To
+        continue, call it again with the last snapshot as `since`.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 err = Console(stderr=True, highlight=False, emoji=False)
 out = Console(highlight=False, emoji=False)
 wide = Console(width=1_000_000, highlight=False, emoji=False)
-"""For tables: prints them at their full width, so that nothing is cut in a narrow terminal or in a
-pipe."""
+"""The console for tables. It prints them at their full width, so that nothing is cut in a narrow
+terminal or in a pipe."""
 
 # By default, msgspec writes a Decimal as text.
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -112,7 +112,7 @@ def _number(parameter: Any, process: Callable[[Any, Any], Any], ctx: Any, value:
 
 
 def print_rows(rows: list[dict[str, Any]], form: Form) -> None:
-    """Print rows, with a column for each name that occurs."""
+    """Print rows, with a column for each name that occurs in a row."""
     {Form.TABLE: _print_table, Form.JSON: print_json, Form.CSV: _print_csv}[form](rows)
 
 

@@ -41,7 +41,7 @@ def create(
     with errors_as_messages():
         definition = load_pipeline(settings().pipelines, pipeline)
         job = plan(definition).job
-        # Sluice does not know which topics will match a pattern.
+        # Patterns are left out, because Sluice does not know which topics will match them.
         names = [name for name in dict.fromkeys((*job.topics, *job.outputs)) if not is_pattern(name)]
         topics = [Topic(name, partitions, replication) for name in names]
         topics.append(Topic(definition.dead_letters, 1, replication))

@@ -1,8 +1,8 @@
 """Apache Kafka's broker as one local process, which starts in seconds and needs no Docker.
 
 `EmbeddedKafka` is for tests; `start` and `stop` are for a broker that outlives the command that
-starts it. Both listen on the loopback address only, and store data, log, configuration and process
-id in one folder.
+starts it. Either broker listens on the loopback address only, and stores data, log, configuration
+and process id in one folder.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class EmbeddedKafka:
 
     The data are kept when the broker stops, so that it can be started again with the same folder. A
     `quick` broker needs a third less processor time to start, but can handle fewer records per
-    second. `config` has more settings of the broker; its listeners are added to the listener
-    without security.
+    second. `config` has more settings of the broker. Listeners in it are added to the broker's own
+    listener, which has no security.
     """
 
     def __init__(

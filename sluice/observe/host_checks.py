@@ -84,14 +84,17 @@ class Observer:
         self._observing: asyncio.Task[None] | None = None
 
     def observe(self) -> None:
-        """Begin to observe, if it is time. Must be called in an event loop."""
+        """Begin a check, unless one goes on or began in the last `OBSERVING_SECONDS`.
+
+        Must be called in an event loop.
+        """
         is_busy = self._observing is not None and not self._observing.done()
         if time.monotonic() >= self._next and not is_busy:
             self._next = time.monotonic() + OBSERVING_SECONDS
             self._observing = asyncio.create_task(asyncio.to_thread(self._observe))
 
     def _observe(self) -> None:
-        # The programs that need the ledger report that it is unreachable.
+        # An unreachable ledger is not reported here, because programs that need it report it.
         with suppress(SluiceError, OSError):
             check_hosts(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
 

@@ -157,8 +157,8 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
     """The audits of a run's batches, oldest first, of the newest generation that the run has published.
 
-    A replay publishes a generation beside the current generation, and a restore replaces the current
-    generation.
+    This need not be the current generation: a replay publishes a generation beside it. A run that
+    restores damaged state publishes a new generation, which becomes current.
     """
     for info in reversed(ledger.generations.all(pipeline)):
         audits = ledger.audits.of_run(info.ref, run)

@@ -3,7 +3,7 @@
 The changed stores, and what they need, are computed as a job of their own, in a generation that
 readers do not see, while runs go on. Its rows and the kept rows of the newest snapshot then fill
 the shards of a new generation, which becomes current in one transaction. If the driver is killed
-before, the next call continues.
+before this transaction, the next call continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class _State:
-    """The current generation, while its lease is held, and how the stores of the changed pipeline differ from it."""
+    """The current generation and its newest snapshot, and how the changed pipeline differs."""
 
     info: GenerationInfo
     published: Snapshot
@@ -66,9 +66,9 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Returns its number, or the current generation's number if no store has changed; then nothing
-        happens. Runs go on while the stores are computed, and wait while the newest records are
-        read and the generation is promoted.
+        Returns the new generation's number. If no store has changed, does nothing and returns the
+        current generation's number. Runs go on while the stores are computed, and wait while the
+        newest records are read and the generation is promoted.
 
         Raises CompatibilityError for a change that concerns all stores; EngineError without published
         state, after an interrupted batch, or if the state has been replaced meanwhile; InputError
@@ -251,8 +251,8 @@ class ChangedStores:
             ledger.generations.inherit(ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown)
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
-        # Readers never saw the generation of the changed stores. Its rows are in the new generation
-        # now.
+        # The generation of the changed stores is no longer needed: readers never saw it, and its
+        # rows are in the new generation now.
         if part is not None:
             ledger.generations.forget(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job, self.settings)

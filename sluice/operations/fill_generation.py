@@ -109,13 +109,14 @@ class Merge:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # The results that suppress steps hold back are computed again: for a changed step, each
-            # held-back result also needs the value that it replaces.
+            # A changed step after a suppress step may need, with each result that was held back,
+            # the value that it replaces (`Waiting.old`). The old state may lack this value, so the
+            # computed state of the suppress step is taken.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
-        # A processor's stores are kept with the processor's state. A store that was added to it
-        # begins empty.
+        # The stores of a kept processor are kept, too, because they are part of its state. A store
+        # that was added to a kept processor begins empty.
         of_processor = processors_of(job)
         self.kept_stores = (changes.stores - of_processor.keys()) | {
             store for store, operator in of_processor.items() if operator in operators.values()
@@ -168,7 +169,7 @@ class Merge:
         checksums = []
         for worker in self.new.workers:
             with ExitStack() as stack:
-                # A call that was killed may have left a part of the shard.
+                # A call that was killed may have left a part of the shard, which `anew` replaces.
                 target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))
@@ -258,7 +259,7 @@ def _names_of_groups(info: GenerationInfo) -> dict[int, str]:
 
 
 def processors_of(job: Job) -> dict[str, str]:
-    """The stores of processors that can be queried → the names of their processors."""
+    """Store of a processor, if queries can read it → the processor's name."""
     processors: dict[str, str] = {}
     for operator in job.operators:
         processors |= dict.fromkeys(operator.stores, operator.name)

@@ -15,7 +15,7 @@ def require_complete(
     *,
     next_step: str,
 ) -> None:
-    """Raise EngineError with this next step unless all batches that were begun or written have been published."""
+    """Raise EngineError, with this next step, if a batch was begun or written but not published."""
     planned = ledger.plans.unpublished(published.ref)
     last = max(-1 if batch is None else batch.number for batch in (planned, written))
     if last > published.batch:

@@ -103,7 +103,10 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 def _shards(
     ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
 ) -> tuple[Shard, ShardCopy | None] | None:
-    """The shard to be moved and its copy, or no copy if an earlier move has made it; None if there is no shard."""
+    """The shard to move, and the copy to fill; None if there is no shard to move.
+
+    The copy is None if an earlier move has already filled it.
+    """
     worker = next((worker for worker in info.workers if worker.number == place.number), None)
     if worker is None or _is_shared(worker):
         return None

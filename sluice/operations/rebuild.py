@@ -131,10 +131,10 @@ class Rebuild:
     def begin_beside(
         self, ledger: Ledger, lease: Lease, span: Span = EVERYTHING
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
-        """Remove other generations.
+        """Begin a generation beside the current one, and remove all others.
 
-        Returns a new generation, and the batches with which to `build` it when the lease is
-        released. `lease` is the lease of the current generation.
+        Returns the new generation, and the batches to pass to `build` once the lease is released.
+        `lease` is the lease of the current generation.
         """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
@@ -217,7 +217,11 @@ class Rebuild:
 
     @property
     def _streams(self) -> list[str]:
-        """The topics to which the start of a replay applies, because a table's state needs all its records."""
+        """The topics of streams.
+
+        The start of a replay applies only to them, because a table's state needs all records of the
+        table.
+        """
         return [source.topic for source in self.job.streams if source.kind == "stream"]
 
     def _sources(
@@ -324,8 +328,9 @@ class Rebuild:
     ) -> list[Batch]:
         """The batch whose output was written but whose snapshot was not published, because the driver ended.
 
-        If the ledger was restored from a backup, several batches may have been written since. They
-        are returned as one batch, which has the last batch's number and the records of all batches.
+        If the ledger was restored from a backup, several batches may have been written after the
+        backup. They are returned as one batch, which has the last batch's number and the records of
+        all these batches.
         """
         # A driver that has not noticed the loss of its lease could write another batch after the
         # markers were read.
@@ -375,7 +380,7 @@ class Rebuild:
     def _newest_writer(self, old: GenerationRef) -> int:
         """The newest generation that has written output.
 
-        A ledger that was restored from a backup may not know it.
+        The markers name it. A ledger that was restored from a backup may not know it.
         """
         return max(read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0)
 
@@ -394,7 +399,8 @@ class Rebuild:
         # Changed functions may give other results on purpose, so only the same topology has to give
         # the same state.
         is_same_topology = before.description == after.description and computes_same_state(before, after)
-        # Answers that are not recorded, or no longer, may differ when the rebuild asks again.
+        # The rebuild repeats calls and look-ups whose answers are not recorded, or are no longer.
+        # They may get other answers.
         may_differ = self.from_topics or not is_same_topology or self.job.calls_out
         if not sums[0] or (may_differ and sums[0] != sums[1]):
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])

@@ -41,9 +41,9 @@ class RepairingRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        Raises DamagedState if the state is damaged and the topics no longer have all of its
-        records, and Unreachable if a state server does not answer, because its shards may be
-        intact. In both cases, no standby has this state.
+        If no standby has the state, raises DamagedState if the state is damaged and the topics no
+        longer have all of its records, and Unreachable if a state server does not answer, because
+        the server's shards may be intact.
         """
         run = JobRun(
             self.spark,

@@ -213,7 +213,8 @@ class _Division:
         divided: dict[int, list[StateVersion]] = defaultdict(list)
         for state in page:
             if state.shared and state.key:
-                # Every worker has a copy of the tables that processors read.
+                # Every worker has the same tables that processors read, so the first old worker
+                # gives its copy to all new workers.
                 for number in range(self.workers) if self.worker == 0 else ():
                     divided[number].append(state)
                 continue

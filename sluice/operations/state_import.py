@@ -49,8 +49,8 @@ def import_state(
             address = installation.place(worker)
             published = source.snapshots.last_batch(worker.ref)
             if published is None:
-                # The first run of this generation has published nothing. The next run creates its
-                # shards again.
+                # No run has published anything in this generation, so its shards are not copied.
+                # The next run creates them again.
                 continue
             old = stack.enter_context(open_shard(worker.location, to_write=True))
             copy = stack.enter_context(ShardCopy(old, address, progress, settled=published))

@@ -26,7 +26,7 @@ Notify = Callable[..., Awaitable[object]]
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
-    """The alert that checks a pipeline's data `deadline_ms` after a run was queued, unless it has succeeded.
+    """The alert on a run that has not succeeded `deadline_ms` after it was queued: it checks the data.
 
     `notify` is the import path of an async function, which is called if the data are too old.
     """

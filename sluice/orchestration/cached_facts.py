@@ -35,7 +35,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     edition: str
     """The version of Sluice and Python that has found the facts."""
     found_at: float
-    """Epoch s."""
+    """When the facts were found, in epoch s."""
     facts: DagFacts
     inputs: Inputs
 
@@ -43,8 +43,8 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> tuple[list[DagFacts], list[Broken]]:
     """The facts of every pipeline in `folder`, and the files that cannot be used.
 
-    `home` is the folder with the cache. A file without valid facts there is imported in a separate
-    process, for at most `seconds`.
+    `home` is the folder with the cache. A file without valid facts in the cache is imported in a
+    separate process, for at most `seconds`.
     """
     files = pipeline_files(folder)
     cached = {file: facts for file in files if (facts := cached_facts(file, home)) is not None}

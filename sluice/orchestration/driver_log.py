@@ -26,9 +26,10 @@ _LEVELS = {
     "CRITICAL": logging.CRITICAL,
 }
 _OF_SLUICE = re.compile(r"[-\d]{10} \S+ \[(\w+) *\] ")
-"""For example `2026-11-21 08:00:00 [warning  ] a snapshot could not be copied`."""
+"""The beginning of a line such as `2026-11-21 08:00:00 [warning  ] a snapshot could not be copied`."""
 _OF_SPARK = re.compile(r"[\d:]{8} ([A-Z]+) \S+: ")
-"""For example `08:00:00 WARN TaskSetManager: Lost task 0.0`, as in `engine/log4j2.properties`."""
+"""The beginning of a line such as `08:00:00 WARN TaskSetManager: Lost task 0.0`. The format is set in
+`engine/log4j2.properties`."""
 _PYTHON_WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTINUED = ("Caused by: ", "During handling of the above exception", "The above exception was the direct cause")
@@ -106,4 +107,4 @@ def _titles(error: type[SluiceError]) -> Iterator[str]:
 
 
 _OWN_ERRORS = tuple(f"{title}: " for title in _titles(SluiceError))
-"""The beginning of the line that says why the driver has ended."""
+"""How a line begins that says why the driver has ended: with the title of an error."""

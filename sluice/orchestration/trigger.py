@@ -125,8 +125,8 @@ class Burst:
 class DueTimers:
     """Decides when a timer on the wall clock causes an event.
 
-    The event of a timer is repeated after `patience_s`, and then after twice as long, if the timer is still due,
-    because its run has failed.
+    If the timer is still due `patience_s` after its event, the run has failed, so the event is
+    repeated. The time until the next repetition doubles, up to an hour.
     """
 
     patience_s: float

@@ -118,8 +118,8 @@ class Watch:
     async def _read(self, topics: frozenset[str]) -> _Round:
         async with self._connecting:
             if self._admin is None:
-                # Airflow gets connections from its supervisor through this thread's event loop,
-                # which asgiref uses.
+                # In a triggerer, Airflow gets a connection from its supervisor through this
+                # thread's event loop. asgiref's `sync_to_async` makes this loop available.
                 self._kafka = await sync_to_async(kafka_config)(self._kafka_config_id)
                 self._admin = await asyncio.to_thread(silent_admin, self._kafka)
             if self._ledger is None:

@@ -20,8 +20,8 @@ _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
 offsets."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
-"""Numbers with more digits than this are rejected unread, because Python is slow to read many
-thousand digits."""
+"""Texts with more digits than this are rejected without parsing, because Python takes long to parse
+many thousand digits."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _time(text: str) -> datetime:
         time = parse_moment("as_of", text)
     except QueryError:
         raise _invalid_read_point(text, *_NO_READ_POINT) from None
-    # A time near either end of the calendar may have no date in UTC.
+    # In UTC, a time near either end of Python's calendar may lie outside of the calendar.
     return min(max(time, _EARLIEST), _LATEST)
 
 

@@ -48,7 +48,7 @@ class PipelineSnapshot:
 
     @cached_property
     def name(self) -> str:
-        """The snapshot's name."""
+        """The name of the snapshot in ETags and cache keys."""
         return snapshot_name(self.snapshot)
 
     def holds(self, name: str) -> bool:
@@ -196,7 +196,10 @@ class Catalogue:
         times: int = 1,
         since: float | None = None,
     ) -> T:
-        """A result from the ledger, at most `times * FRESH_SECONDS` old, or read at `since` or later."""
+        """A result from the ledger, at most `times * FRESH_SECONDS` old.
+
+        With `since`, a result whose read begins at this time or later.
+        """
         now, max_age = self._clock(), FRESH_SECONDS * times
         cached = self._cache.get(name)
         if cached is not None and since is None and now - cached.read_at < max_age:
@@ -226,7 +229,7 @@ class Catalogue:
             del self._reads[name]
         if not done.cancelled() and done.exception() is None:
             cached = self._cache.get(name)
-            # Reads may end in another order than they began.
+            # Reads may end in another order than they began, and the newest result stays.
             if cached is None or cached.read_at <= done.result().read_at:
                 self._cache[name] = done.result()
 

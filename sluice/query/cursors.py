@@ -18,7 +18,7 @@ _SIGNATURE_BYTES = 16
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The last entry of the previous page."""
+    """The last entry of the previous page, with its store and snapshot."""
 
     pipeline: str
     store: str

@@ -80,7 +80,7 @@ async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMP
 async def _pairs(
     before: AsyncIterator[Entry], after: AsyncIterator[Entry]
 ) -> AsyncIterator[tuple[Kind | None, Entry | None, Entry | None]]:
-    """Both snapshots' entries side by side, as both are sorted by key and window."""
+    """Pair the entries of two snapshots. Both are sorted by key and window."""
     old, new = await anext(before, None), await anext(after, None)
     while old is not None or new is not None:
         # As in a merge of two sorted lists: the smaller of both entries has no partner.

@@ -24,8 +24,8 @@ HOLD_SECONDS = 0.05
 """How long look-ups share one read transaction of SQLite. Beginning and ending a transaction takes
 longer than a look-up."""
 
-# Shared by the whole process. Scans compete for the interpreter's lock, so more threads would not
-# make them faster. Look-ups have threads of their own, so that they do not wait for scans.
+# All workers of the process share these threads. Scans compete for the interpreter's lock, so more
+# threads would not make them faster. Look-ups have their own, so that they do not wait for scans.
 _SCANS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="sluice-scans")
 _LOOKUPS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sluice-lookups")
 
@@ -94,7 +94,8 @@ class LocalWorker:
     def _execute(self, purpose: str, query: Query[T], until: float) -> T:
         with query_deadline(until, time_limits.QUERY_SECONDS):
             shard = self._open_shard(purpose, query.as_of)
-            # The held read transaction may be older than the query's batch.
+            # The read transaction that look-ups share may have begun before the query's batch was
+            # published, so it ends here.
             shard.release()
             return query.execute(shard)
 

@@ -43,7 +43,7 @@ class Pin:
 
     @cached_property
     def name(self) -> str:
-        """The snapshot's name."""
+        """The name of the snapshot in ETags and cache keys."""
         return snapshot_name(self.snapshot)
 
 

@@ -31,7 +31,7 @@ class Gate:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._turns.acquire()
-        # A caller that is cancelled while it waits must not take a place forever.
+        # A caller that is cancelled, or has waited too long, no longer counts as waiting.
         except BaseException as error:
             self._inside -= 1
             if isinstance(error, TimeoutError):

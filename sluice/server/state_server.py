@@ -121,7 +121,7 @@ def claim(
 
 
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
-    """Raise StateError unless there is a shard that was not moved away and, by its journal, has the published state."""
+    """Raise StateError if the shard was moved away, or if its journal lacks the published state."""
     audit = ledger.audits.newest(ref)
     published = None if audit is None else audit.published_checksums(worker)
     with LocalShard.open(address) as shard:

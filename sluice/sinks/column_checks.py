@@ -82,7 +82,7 @@ def double(value: Any) -> float:
     held = float(number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
-    # A whole number can come from an integer field with more digits than a float holds.
+    # An integer field may have a number with more digits than a float holds.
     if type(value) is int and int(held) != value:
         raise ValueError("has too many digits")
     return held

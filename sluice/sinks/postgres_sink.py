@@ -87,8 +87,8 @@ class PostgresTables:
 
         Raises EngineError if another pipeline writes one of the tables.
         """
-        # Fence in a separate transaction, so that an earlier writer that waits for the pipeline's
-        # row fails at once.
+        # `fence` has a transaction of its own, which ends at once. An earlier writer that waits for
+        # the pipeline's row therefore fails before the checks below have ended.
         self.fence()
         with self._transaction("Checking the tables") as database:
             last = self._last_batch(database)

@@ -52,7 +52,10 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type; an empty text unless Sluice fills the column itself."""
+        """Column that identifies a row → its Spark SQL type.
+
+        The type of the key's column is an empty text, because it depends on the value's fields.
+        """
         return self.table.identity_columns(is_windowed=self.is_windowed)
 
     @property

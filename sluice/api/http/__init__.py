@@ -1,1 +1,1 @@
-"""HTTP without Sluice's routes: parameters, replies, problem documents, the OpenAPI description."""
+"""HTTP, independent of Sluice's routes: parameters, replies, problem documents, OpenAPI description."""

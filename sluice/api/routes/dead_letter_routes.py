@@ -49,7 +49,10 @@ class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The dead letters to re-drive. Without a reason or a place, only unreadable records are re-driven."""
+    """The dead letters to re-drive.
+
+    Without a reason or a place, only the dead letters of records that could not be read.
+    """
 
     reason: Reason = ""
     since: Since | None = None

@@ -51,6 +51,6 @@ async def readable_description(request: Request, folder: Path) -> dict[str, Any]
 
 @cache
 def description(custom: tuple[Route, ...] = ()) -> dict[str, Any]:
-    """The OpenAPI description of the generic view and of custom routes."""
+    """The OpenAPI description of the REST view and of custom routes."""
     generic = list(chain.from_iterable(router.routes for router in ROUTERS))
     return describe(("/sluice", generic), ("/v1", custom))
