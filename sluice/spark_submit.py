@@ -43,7 +43,7 @@ _BUSY_JVM = (
 """Options that replace the same options in `QUICK_JVM` if there are many records to read.
 
 The JVM has the optimizing compiler too, but only for code that runs for each record: by default, Spark's planner would
-also be optimized, which takes longer than it saves. Its young generation is large, so that the records that tasks
+also be optimized, which takes longer than it saves. The JVM's young generation is large, so that records that tasks
 read are garbage before the collector copies them. A run over four million orders takes 80 CPU seconds with these
 options, and 93 CPU seconds with Java's defaults.
 """
@@ -202,7 +202,8 @@ def _interruptible() -> Iterator[Callable[[], None]]:
             raise Interrupted(received[0])
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    # nohup ignores SIGHUP, so that the command goes on without a terminal.
+    # A signal that is ignored stays ignored. For example, nohup ignores SIGHUP, so that the command
+    # goes on without a terminal.
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
         for number in handled:
@@ -236,7 +237,7 @@ def submission(
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         variables[FINISHED] = str(folder / "finished")
-        # The archive can only hold classes from the class path.
+        # The archive can only hold classes from the class path, so the jars are on the class path.
         archive = stack.enter_context(class_archive(settings.jars.parent, jars))
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
         submitted = Submission(

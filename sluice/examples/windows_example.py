@@ -26,7 +26,7 @@ _DISORDER_MS = 10_000
 """How much older than its predecessors a visit may be; less than the grace, so that the visit is
 not late."""
 _LATE_MS = 600_000
-"""How much older a late visit is; too old for every window."""
+"""How much older than its predecessors a late visit is; too old for every window."""
 _SIZE_MS, _ADVANCE_MS, _GRACE_MS, _GAP_MS = 60_000, 30_000, 15_000, 30_000
 _HOUR_MS = 3_600_000
 
@@ -95,7 +95,7 @@ def expected(records: Iterable[Sample]) -> Results:
         # A total without windows counts late visits, too.
         "visits_total": dict(Counter(page for page, _ in visits)),
     }
-    # The result of a window is final when stream time has passed the end by the grace.
+    # The result of a window is final when stream time has passed the window's end plus grace.
     closed = stream_time - _GRACE_MS
     for topic, limit in (
         ("visits_total_per_minute", _SIZE_MS),

@@ -28,7 +28,7 @@ _LEVELS = {
 _OF_SLUICE = re.compile(r"[-\d]{10} \S+ \[(\w+) *\] ")
 """The beginning of a line such as `2026-11-21 08:00:00 [warning  ] a snapshot could not be copied`."""
 _OF_SPARK = re.compile(r"[\d:]{8} ([A-Z]+) \S+: ")
-"""The beginning of a line such as `08:00:00 WARN TaskSetManager: Lost task 0.0`. The format is set in
+"""The beginning of a line such as `08:00:00 WARN TaskSetManager: Lost task 0.0`. The format is in
 `engine/log4j2.properties`."""
 _PYTHON_WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
 _TRACEBACK = "Traceback (most recent call last):"

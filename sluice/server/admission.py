@@ -35,7 +35,10 @@ _LOG_EVERY_SECONDS = 60.0
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as the system allows it. Returns their number."""
+    """Let this process open as many files as the system allows, at most `_MOST_FILES`.
+
+    Returns their number.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -92,9 +95,9 @@ class Admission:
 
 
 class Arrival(asyncio.Protocol):
-    """The protocol of a connection until it is accepted.
+    """The first protocol of each connection.
 
-    Then TLS, if any, and HTTP take its place.
+    It counts the connection. Then TLS, if any, and HTTP take its place.
     """
 
     def __init__(

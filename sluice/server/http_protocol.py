@@ -61,8 +61,8 @@ class PatientProtocol(HttpToolsProtocol):
     _reading: asyncio.TimerHandle | None = None
     """The timer that checks whether a client goes on reading while a response waits for it."""
     leave: Callable[[], None] = staticmethod(lambda: None)
-    """Called when a request of the connection has shown the token, and when the connection is
-    closed."""
+    """The function to call when a request of the connection has shown the token, and when the
+    connection is closed."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -328,7 +328,7 @@ class _Transport(asyncio.Transport):
         self._transport.close()
 
     def flush(self) -> None:
-        """Send now."""
+        """Send all data that waits to be sent."""
         unsent, self._unsent, self._size = self._unsent, [], 0
         if unsent and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))

@@ -26,7 +26,10 @@ class Latencies:
             yield Measurement(name, value, labels)
 
     def of(self, prefix: str, app: ASGIApp) -> ASGIApp:
-        """An app that measures each request to `app`, which is mounted under a prefix, until its answer begins."""
+        """An app that measures the time from each request to `app` until the answer begins.
+
+        `app` is mounted under `prefix`.
+        """
         asked_for = _NAMES.get(prefix)
         if asked_for is None:
             return app

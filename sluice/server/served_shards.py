@@ -55,7 +55,7 @@ class ServedShards:
 
     @property
     def card(self) -> Card:
-        """The card with this server's address, database and identity."""
+        """What this server says about itself: its address, database and identity."""
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:

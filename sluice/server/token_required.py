@@ -36,8 +36,8 @@ class TokenHolder(Principal):
 class TokenRequired:
     """ASGI middleware that responds with 401 to every request without the servers' token.
 
-    A challenge is answered without the token. Its sender proves that it knows the token, and does
-    not send it before the server has proved the same (`state.remote.server_identity`).
+    Only a challenge needs no token: its sender proves that it knows the token, and sends the token
+    only after the server has proved the same (`state.remote.server_identity`).
     """
 
     def __init__(self, app: ASGIApp, token: str, card: Card) -> None:

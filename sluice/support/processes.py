@@ -13,7 +13,7 @@ import psutil
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
     """Send SIGTERM to the processes that a function returns, until none is left; after `patience_s`, send SIGKILL.
 
-    An exception, such as an exception that a signal's handler raises, ends the wait.
+    If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at once.
     """
     _send(processes(), signal.SIGTERM)
     until = time.monotonic() + patience_s
@@ -21,7 +21,8 @@ def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) ->
         while processes() and time.monotonic() < until:
             time.sleep(0.1)
     finally:
-        # Also if the wait was interrupted: a process must not outlive the program that started it.
+        # SIGKILL is sent even if the wait was interrupted, because a process must not outlive the
+        # program that started it.
         _send(processes(), signal.SIGKILL)
 
 

@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 _NO_RECORD = "{}"
-"""Makes Spark run a batch, and belongs to no topic, so that no task reads it."""
+"""A record that makes Spark run a batch. It belongs to no topic, so that no task reads it."""
 
 
 class PipedInput:
@@ -58,7 +58,7 @@ class PipedInput:
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
     def forget(self, done: Sequence[Sequence[str]] = ()) -> None:
-        """Begin the input again, with the records of the batches that a copied checkpoint marks as done."""
+        """Empty the input, and add the records of batches that the query's checkpoint marks as done."""
         if self._stream is not None:
             self._stream.reset()
         for records in done:

@@ -1,1 +1,1 @@
-"""HTTP, independent of Sluice's routes: parameters, replies, problem documents, OpenAPI description."""
+"""HTTP, independent of Sluice's routes: parameters, replies, problem documents, OpenAPI."""
