@@ -226,7 +226,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run: topics, stores and workers are empty then."""
+    """The number of the current generation. None before the first run; topics and stores are then empty."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the topics that they
     match."""
@@ -326,12 +326,15 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
     failures: list[Failure]
     unread: int | None
-    """Unread records of all partitions; None if Kafka does not answer."""
+    """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""
     lag: list[PartitionLag]
     lag_error: str
     """Why the lag is unknown; an empty text if it is known."""
     held_since: datetime | None
-    """When the server first saw that an open transaction holds back records; None in the first minute."""
+    """When the server first saw that an open transaction holds back records.
+
+    None without such a transaction, and in its first minute.
+    """
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""
     last_run: Run | None

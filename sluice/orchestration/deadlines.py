@@ -38,8 +38,9 @@ class Age:
         """Whether the data become overdue at `now`, in seconds of a monotonic clock.
 
         `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
-        the newest snapshot. The data are overdue if two things have lasted as long as the deadline:
-        records are unread, or their number is unknown; and no new snapshot is published.
+        the newest snapshot. The data are overdue if two conditions have lasted as long as the
+        deadline: that records are unread or their number is unknown, and that no new snapshot is
+        published.
         """
         if records == 0:
             self._unread_since = None

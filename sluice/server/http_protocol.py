@@ -3,8 +3,8 @@
 Without limits, Uvicorn waits forever for the rest of a request. Three tricks save time: a look-up
 of a key takes 57 us of CPU time instead of 138 us.
 
-- A connection has one timer for all of its limits. It is replaced only by a limit that ends earlier
-  than the timer fires. Uvicorn starts and cancels a timer for each request.
+- A connection has one timer for all of its limits. The timer is set anew only if a limit ends
+  before the timer fires. Uvicorn starts and cancels a timer for each request.
 - The head of a response is encoded once for all responses with the same headers.
 - All responses of an iteration of the event loop are sent at its end. Otherwise each write would wake a client on the
   same machine, which then takes the server's core.

@@ -284,7 +284,8 @@ class ParameterReader:
         self._booleans: set[str] = set()
         self._numbers: set[str] = set()
         for field in fields:
-            # The names of types are searched in a text, so that `bool | None` is found, too.
+            # A type's name is searched in the text of the annotation, so that `bool | None` is
+            # found, too.
             kind = str(field.type)
             if "list" in kind:
                 self._lists.add(field.encode_name)

@@ -59,8 +59,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
                 with ShardCopy(shard, address, progress, until=batch) as new:
                     _fill(worker, new, copy)
                 close_file(address)
-            # The copies of shards at state servers were not pinned. If a run published a snapshot
-            # meanwhile, they may lack rows of the copied snapshots, and the backup fails.
+            # A shard at a state server is not pinned, so a run may have changed it while it was
+            # copied. The backup therefore fails if a snapshot was published meanwhile.
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
