@@ -124,7 +124,9 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        rows = self._rows_of_shard(batches)
+        # Row batches of many tasks are small, and columns of many chunks would be slow.
+        received = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
+        rows = _rows_of_shard(received, self.stores)
         if not len(rows):
             return
         worker = rows.column("worker")[0].as_py()
@@ -134,7 +136,7 @@ class ShardWriter:
         state_rows = rows_of(latest)
         # `rows_of` copies the rows. A large batch would need half a gigabyte more if the original
         # rows were kept.
-        del rows, latest
+        del received, rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
         changes = self.returned_rows.empty_table()
@@ -146,14 +148,6 @@ class ShardWriter:
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
         events = events.select(self.returned_rows.names).cast(self.returned_rows)
         self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
-
-    def _rows_of_shard(self, batches: Iterator[pa.RecordBatch]) -> pa.Table:
-        """The rows of all row batches, as state rows.
-
-        Each row batch would be a chunk of the table's columns. Row batches of many tasks are small,
-        and columns of many small chunks are slow, so the chunks are combined.
-        """
-        return _rows_of_shard(pa.Table.from_batches(batches, SCHEMA).combine_chunks(), self.stores)
 
     def _add_up(
         self,
