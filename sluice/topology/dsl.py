@@ -165,7 +165,7 @@ class Handle(Generic[V]):
                 ) from None
             raise
 
-    def expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
+    def _expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
         """When the rows of a table of these records expire; None if they do not."""
         if at is not None:
             self._require_expression(at, step)
@@ -1255,7 +1255,7 @@ class Stream(Handle[V]):
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
-        expiry = self.expiry("to_table", expires_at, expires_after, expiry_clock)
+        expiry = self._expiry("to_table", expires_at, expires_after, expiry_clock)
         if history_ms is not None or expiry is not None:
             require_plain_keys(where, [self.node])
         require_no_versions(where, history_ms, expiry)

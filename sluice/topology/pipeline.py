@@ -262,7 +262,7 @@ class Pipeline(Graph):
         self.claim("store", store)
         history_ms = history_in_ms(where, versioned)
         records: Stream[V] = Stream(self, source, source.shape, source.serde.contract)
-        expiry = records.expiry(step, expires_at, expires_after, expiry_clock)
+        expiry = records._expiry(step, expires_at, expires_after, expiry_clock)
         require_no_versions(where, history_ms, expiry)
         node = self.add(
             nodes.ToTable,

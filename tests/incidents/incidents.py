@@ -160,7 +160,7 @@ def transaction_left_open(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def pool_taken(stage: Stage) -> Iterator[None]:
-    """A long task of another team takes all slots of the pool."""
+    """A long task of another team takes the whole pool."""
     with stage.admin() as airflow:
         run = airflow.trigger("other_team")
     stage.wait(lambda: stage.newest_task("other_team").get("state") == "running", "the long task does not run")
@@ -296,7 +296,7 @@ INCIDENTS = [
         nothing, "A transaction holds back records", "records of sales/0. Find the producer",
     ),
     Incident(
-        "Another team's task takes all slots of the pool", "sales", "slot", "RunNotStarted", pool_taken,
+        "Another team's task takes the whole pool", "sales", "slot", "RunNotStarted", pool_taken,
         task_is("sales", "scheduled"), "Airflow does not start the run", "",
     ),
     Incident(

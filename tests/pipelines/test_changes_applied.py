@@ -186,10 +186,14 @@ def test_wrong_streams_of_changes_are_errors() -> None:
         changes.to("out", value=Serde(ShopChange))
 
 
+def count_up(counts: dict[str, int], _: int) -> dict[str, int]:
+    return {"n": counts.get("n", 0) + 1}
+
+
 def test_changes_of_rows_of_an_unknown_type_can_be_written(drive: Drive) -> None:
     pipeline = Pipeline("untyped", workers=2)
     counted = pipeline.stream("numbers", value=int).group_by_key()
-    counts = counted.aggregate(dict, lambda counts, _: {"n": counts.get("n", 0) + 1}, store="counts")
+    counts = counted.aggregate(dict, count_up, store="counts")
     counts.changes().to("changes")
     driver = drive(pipeline)
     for number in (7, 8):
