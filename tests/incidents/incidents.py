@@ -315,6 +315,11 @@ INCIDENTS = [
         "97 % of the records violate the contract", "scans", "run", "PipelineFailed", flood_of_bad_records,
         task_is("scans", "failed"), "Too many records were rejected", "19,406 of the 20,000", ends=False,
     ),
+    # The same alert fires when a run of the pipeline has failed.
+    Incident(
+        "A pipeline's file cannot be loaded", "prices", "file", "PipelineFailed", file_broken,
+        has_import_error, "", "", ends=False,
+    ),
     Incident(
         "A step fails for every record", "prices", "run", "PipelineFailed", step_fails,
         task_is("prices", "failed"), "Too many records were rejected", "failed for 1,000 of the 1,000", ends=False,
@@ -342,10 +347,6 @@ INCIDENTS = [
     Incident(
         "The state has grown for a week", "sales", "growth", "StateGrows", state_grows,
         ran("sluice_retention"), "The state grows without a bound", "It has grown on each of the last 7 days",
-    ),
-    Incident(
-        "A pipeline's file cannot be loaded", "prices", "file", "PipelineFailed", file_broken,
-        has_import_error, "", "", ends=False,
     ),
     Incident(
         "The ledger's database does not answer", "sales", None, "NoMetrics", ledger_silent,
