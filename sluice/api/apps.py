@@ -10,13 +10,13 @@ from starlette.types import ASGIApp
 from sluice.api.http.route import App, Route
 from sluice.api.page.page import STATIC, page_router
 from sluice.api.routes.custom_route_files import CustomRoutesApp
-from sluice.api.routes.rest_view import ROUTERS, description_router
+from sluice.api.routes.rest_api import ROUTERS, description_router
 from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/sluice`: the REST view and the page.
+    """The app for `/sluice`: the REST API and the page.
 
     `folder` has the files of pipelines and custom routes.
     """

@@ -1,4 +1,4 @@
-"""Airflow plugin that mounts the REST view and adds the page to the navigation."""
+"""Airflow plugin that mounts the REST API and adds the page to the navigation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
 
 
 class StatePlugin(AirflowPlugin):
-    """Adds the REST view of the pipelines' state, custom routes, and the page."""
+    """Adds the REST API of the pipelines' state, custom routes, and the page."""
 
     name = "sluice"
     fastapi_apps = [  # noqa: RUF012 - declared like this by Airflow

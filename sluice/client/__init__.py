@@ -1,4 +1,4 @@
-"""Clients of the REST view: `Client`, and `AsyncClient` with the same methods as coroutines.
+"""Clients of the REST API: `Client`, and `AsyncClient` with the same methods as coroutines.
 
     with Client("http://127.0.0.1:8080", user="admin", password=...) as client:
         client.get("general_orders_count", "store_1234").value

@@ -73,7 +73,7 @@ def _not_async(function: Function) -> Function:
 
 
 class Client:
-    """Queries the REST view at `address`, with a token or as a user of Airflow.
+    """Queries the REST API at `address`, with a token or as a user of Airflow.
 
     Raises the same errors as the server: NotFound, Gone, NotReached, Busy, StateError, QueryError;
     and Refused without a valid log-in. Several threads may share a client.

@@ -58,7 +58,7 @@ line of a request to 8 KB."""
 _SHORT_SECONDS = 2.0
 """If the server ends a stream of changes sooner than this, an expired log-in is not the cause."""
 _OTHER_NAMES = {"start": "from", "end": "to"}
-"""Parameters that have another name in the REST view."""
+"""Parameters that have another name in the REST API."""
 
 
 class ReadPoint(TypedDict, total=False):
@@ -125,7 +125,7 @@ class Queries:
         """The value of one key; in a store with windows, the key's windows.
 
         Raises NotFound if there is no value. A key that is not a str, such as a number, a date or a
-        dict, is looked up by its text as a key.
+        dict, is first turned into the text that `sluice.key_text` returns.
         """
         text = lookup_key(key)
         if "\n" not in text and "\r" not in text:
@@ -278,7 +278,7 @@ class _Token(msgspec.Struct):
 
 
 class Connection:
-    """The address of a REST view, and the log-in."""
+    """The address of a REST API, and the log-in."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Quer
 
 
 def _parameter_text(value: Any) -> str:
-    # The REST view has true and false in lower case.
+    # The REST API has true and false in lower case.
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

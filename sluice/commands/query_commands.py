@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Query stores through the REST view at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with SLUICE_PASSWORD.",
+    help="Query stores through the REST API at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with SLUICE_PASSWORD.",
 )
 
 

@@ -68,8 +68,8 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups from which values come: several if stores now share rows that had separate rows
-    before."""
+    """The groups of the earlier generation from which values come: several if stores whose rows were
+    separate there now share rows."""
     columns: tuple[tuple[int, int], ...]
     """For each store: the index in `inputs` of the group from which its value comes, and its column
     in that group."""

@@ -227,8 +227,7 @@ class PlannedOperator:
 
 
 STORE = 2
-"""The `side` of an edge into an operator's store. An edge into the operator itself has the side of its rows, such as
-LEFT."""
+"""The `side` of an edge whose rows only change an operator's store. The operator does not process these rows."""
 COGROUPED = 10
 """The `side` of a cogrouped aggregate's first stream; the other streams have the next numbers."""
 

@@ -95,9 +95,10 @@ class OpenWorkers(Generic[W]):
 
 
 class Workers:
-    """All workers.
+    """The connections to the workers of all pipelines.
 
-    `served` returns the address of a shard that this process's own state server serves.
+    `served` takes the address of a shard. If the state server of this process serves the shard, it returns the
+    address at which the process can open it directly, else None.
     """
 
     def __init__(

@@ -70,9 +70,10 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """The rank of the event that caused a result without a record, and the bytes that identify the event.
+    """For a result that no record caused: the rank by which its cause, such as a timer, is sorted among others,
+    and the bytes that identify the cause.
 
-    Results that are held back until the end of a batch have no event; their whole path identifies them.
+    Results that are held back until the end of a batch have no such cause; their whole path identifies them.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):

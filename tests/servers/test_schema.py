@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 
-from sluice.api.routes import rest_view
+from sluice.api.routes import rest_api
 from sluice.api.routes.custom_route_files import routes_in
 from sluice.settings import settings as sluice_settings
 from tests.servers.hosts import TOKEN, Host
@@ -36,7 +36,7 @@ FITTING = ["2xx", "304", "400", "404", "410", "412"]
 
 def description() -> dict[str, Any]:
     """The description with the orders view, for a user who may read the orders pipeline."""
-    return rest_view.description(routes_in(sluice_settings().pipelines))
+    return rest_api.description(routes_in(sluice_settings().pipelines))
 
 
 @pytest.fixture

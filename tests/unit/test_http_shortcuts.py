@@ -1,4 +1,4 @@
-"""The shortcuts of the REST view, which save time per request, compared with Starlette's plain way."""
+"""The shortcuts of the REST API, which save time per request, compared with Starlette's plain way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in Airflow's navigation, and the documentation of the REST view as HTML."""
+"""The page in Airflow's navigation, and the documentation of the REST API as HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from sluice.api.http.route import Router
 from sluice.api.routes.access import access_of
-from sluice.api.routes.rest_view import readable_description
+from sluice.api.routes.rest_api import readable_description
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 STATIC = Path(__file__).parent / "static"
@@ -45,7 +45,7 @@ def page_router(folder: Path) -> Router:
 
     @router.get("/", is_described=False)
     async def show_page(request: Request, _query: object) -> Response:
-        """The page with stores, workers and snapshots, whose script queries the REST view."""
+        """The page with stores, workers and snapshots, whose script queries the REST API."""
         return _html("page.html", request)
 
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=_PanelQuery)
@@ -61,7 +61,7 @@ def page_router(folder: Path) -> Router:
 
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:
-        """The documentation of the REST view as HTML."""
+        """The documentation of the REST API as HTML."""
         return _html("docs.html", request, api=await readable_description(request, folder))
 
     return router

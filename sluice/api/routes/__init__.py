@@ -1,1 +1,1 @@
-"""The routes of the REST view."""
+"""The routes of the REST API."""

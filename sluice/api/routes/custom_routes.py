@@ -69,7 +69,10 @@ class Stores:
         return cls(access, pipeline, await access.reader.catalogue.newest(pipeline))
 
     async def get(self, store: str, key: Any) -> Entry | None:
-        """The entry of a key, or None. A key that is not a str is looked up by its text in the store."""
+        """The entry of a key, or None.
+
+        A key that is not a str, such as a date, is first turned into the text that `sluice.key_text` returns.
+        """
         answer = await self._reader.get(await self._pin(store), lookup_key(key))
         entries = self._entries(answer.entries, answer.workers)
         return entries[0] if entries else None

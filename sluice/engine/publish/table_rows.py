@@ -33,7 +33,8 @@ def table_rows(
     table: pa.Table,
     rejected: RejectedOutput,
 ) -> Rows:
-    """The rows for output records (columns `key`, `value`, and the position, or the window's bounds).
+    """The rows for output records. `table` has the columns `key` and `value`, and those of the rows' identity:
+    the window's bounds if the sink is windowed, else the record's position.
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """

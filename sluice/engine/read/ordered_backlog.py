@@ -171,8 +171,8 @@ class Backlog:
                 spare -= int(reaching[0]) if len(reaching) else len(stretch.offsets)
             if spare < 0:
                 return None
-            # Usually the first record ends the search. If it does
-            # not, the index's offset is before markers or aborted records.
+            # Usually the first record at the index's offset has the time that is sought. If it does not, the
+            # offset is that of a transaction's marker or of aborted records, so many records are read at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends

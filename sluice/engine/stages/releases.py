@@ -120,7 +120,8 @@ class UnmatchedSearches(Releases):
         """Position and stream time of the current search."""
         self._next_advance = 0
         """The number of the first advance of stream time that has not been processed."""
-        # Kafka Streams searches when it processes a record, and here stream time goes on without records.
+        # Kafka Streams searches for due keys only when it processes a record. Here, stream time may also have
+        # gone on without records, so a search must come before the first record.
         self._begins_with_search = timeline.went_on_when_idle
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:

@@ -54,9 +54,10 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """The steps that compute these columns, like `giving`; None if Spark must compute the steps.
+        """As `giving`: the steps that compute these columns. Returns None if Spark must compute them.
 
-        Spark must also compute them if its schema, `by_spark`, has other types for the columns.
+        Spark must do so if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for the
+        columns.
         """
         if why_spark(job):
             return None

@@ -1,6 +1,6 @@
 """The orders example: sample orders generated from a seed, and expected totals computed without Sluice.
 
-The pipeline is `spark_jobs/orders.py`, its REST view `spark_jobs/orders_routes.py`.
+The pipeline is `spark_jobs/orders.py`, its REST API `spark_jobs/orders_routes.py`.
 """
 
 from sluice.examples.orders.expected_totals import Totals, totals, totals_of_topic

@@ -231,8 +231,8 @@ def _versions(
     if len(starts) > 1:
         wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
         rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
-        # Rows of the last window may be missing if the limit was reached. A later row of a window
-        # is a newer version.
+        # If the limit was reached, rows of the last window may be missing. It is read again below.
+        # Of several rows of a window the last one is the newest, and stays in `versions`.
         end = rows[-1][0] if len(rows) == limit else sys.maxsize
         versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
         starts = [start for start in starts if start >= end]

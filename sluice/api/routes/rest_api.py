@@ -1,4 +1,4 @@
-"""The REST view: all of its routes, in the order of the documentation, and their OpenAPI description."""
+"""The REST API: all of its routes, in the order of the documentation, and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def description_router(folder: Path) -> Router:
 
     @router.get("/openapi.json", is_described=False)
     async def get_openapi(request: Request, _query: object) -> Response:
-        """The OpenAPI description of the REST view."""
+        """The OpenAPI description of the REST API."""
         return reply(await readable_description(request, folder))
 
     return router
 
 
 async def readable_description(request: Request, folder: Path) -> dict[str, Any]:
-    """The OpenAPI description of the REST view, with the custom routes in `folder` that the user may read."""
+    """The OpenAPI description of the REST API, with the custom routes in `folder` that the user may read."""
     return description(tuple(await readable_routes(request, folder)))
 
 
 @cache
 def description(custom: tuple[Route, ...] = ()) -> dict[str, Any]:
-    """The OpenAPI description of the REST view and of custom routes."""
+    """The OpenAPI description of the REST API and of custom routes."""
     generic = list(chain.from_iterable(router.routes for router in ROUTERS))
     return describe(("/sluice", generic), ("/v1", custom))
