@@ -70,8 +70,9 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """For a result that no record caused: the rank by which its cause, such as a timer, is sorted among others,
-    and the bytes that identify the cause.
+    """The cause, such as a timer, of a result that no record caused: its rank, and the bytes that identify it.
+
+    Causes are sorted by rank.
 
     Results that are held back until the end of a batch have no such cause; their whole path identifies them.
     """

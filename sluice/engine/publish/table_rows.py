@@ -33,8 +33,10 @@ def table_rows(
     table: pa.Table,
     rejected: RejectedOutput,
 ) -> Rows:
-    """The rows for output records. `table` has the columns `key` and `value`, and those of the rows' identity:
-    the window's bounds if the sink is windowed, else the record's position.
+    """The rows for output records.
+
+    `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds if the
+    sink is windowed, else the record's position.
 
     Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
