@@ -20,7 +20,7 @@ from sluice.commands.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
 from sluice.testing import Output, TopologyTestDriver, kafka
-from sluice.topology import drawing, dsl, load_pipeline
+from sluice.topology import drawing, handles, load_pipeline
 from sluice.values import contracts
 from sluice.values.record_metadata import METADATA
 
@@ -90,7 +90,7 @@ def drawings() -> dict[str, str]:
 def _extras() -> str:
     """The columns of every record, and what Python functions are called with."""
     columns = ", ".join(f"`{name}` ({kind})" for name, kind in METADATA.items())
-    rule = (inspect.getdoc(dsl) or "").partition("\n\n")[2]
+    rule = (inspect.getdoc(handles) or "").partition("\n\n")[2]
     return f"Every expression can read the value's fields and these columns: {columns}.\n\n{' '.join(rule.split())}"
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a topology, as plain values. Authors make them with the handles in `dsl`."""
+"""The nodes of a topology, as plain values. Authors make them with handles: `streams`, `tables`, `groups`."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ class Branch(Node):
 class StreamOperator(Node):
     """Base of the steps that keep a state for each key of a stream, and pass on records with unchanged fields.
 
-    A subclass needs no other code in `topology` than its method in `dsl`. `action_of` in `plan/operator_actions.py`
+    A subclass needs no other code in `topology` than its method in `streams`. `action_of` in `plan/operator_actions.py`
     gives its operator.
     """
 

@@ -12,12 +12,13 @@ from typing import Any
 from sluice.errors import TopologyError
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import require_callable
-from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.serdes import V, Value, serde_of, shape_of
 from sluice.topology.source_line import files_running, source_line
+from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
+from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime

@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
-from sluice.topology.dsl import GlobalTable, Stream, Table
 from sluice.topology.nodes import window_of
+from sluice.topology.streams import Stream
+from sluice.topology.tables import GlobalTable, Table
 from sluice.values.sql_text import literal
 from sluice.values.windows import AnyWindow
 from tests.conformance import values

@@ -24,7 +24,7 @@ from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.state.ledger.ledger import Ledger
-from sluice.topology.dsl import Stream
+from sluice.topology.streams import Stream
 from tests.support.states import make_snapshot
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sluice import Pipeline, Windowed, tumbling
 from sluice.errors import TopologyError
-from sluice.topology.dsl import Table
+from sluice.topology.tables import Table
 from tests.pipelines.conftest import Drive
 
 

@@ -16,7 +16,7 @@ from sluice import Decimal2, Pipeline, tumbling, within
 from sluice.plan import Column, Combinable, FallibleExpression, Job, Lookup, Select, explain, load_plan, plan
 from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
-from sluice.topology.dsl import Stream
+from sluice.topology.streams import Stream
 from tests.engine.every_operator import PARTS, every_operator
 from tests.engine.shop import Names
 

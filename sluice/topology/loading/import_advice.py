@@ -8,10 +8,15 @@ import re
 from pathlib import Path
 
 from sluice.errors import error_text
-from sluice.topology import dsl, window_definitions
+from sluice.topology import window_definitions
+from sluice.topology.groups import CogroupedStreams, Grouped, GroupedStream, GroupedTable
+from sluice.topology.handles import Handle
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.streams import Processed, Stream
+from sluice.topology.tables import Table
 
-_HANDLES = (Pipeline, dsl.Handle, dsl.GroupedStream, dsl.GroupedTable, dsl.Processed)
+_CLASSES = (Pipeline, Handle, Stream, Table, Grouped, GroupedStream, GroupedTable, CogroupedStreams, Processed)
+_CLASS_BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 _AGGREGATIONS = frozenset({"count", "aggregate", "reduce", "windowed_by"})
 _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 """The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an unexpected ...`."""
@@ -22,7 +27,7 @@ def next_step(error: BaseException, file: Path) -> str:
     match error:
         case ModuleNotFoundError(name=str(name)):
             return _module(name, file)
-        case AttributeError(name=str(name), obj=obj) if isinstance(obj, _HANDLES):
+        case AttributeError(name=str(name), obj=obj) if isinstance(obj, _CLASSES):
             return _attribute(name, obj)
         case TypeError():
             return _arguments(error_text(error))
@@ -38,9 +43,9 @@ def _module(name: str, file: Path) -> str:
 
 
 def _attribute(name: str, handle: object) -> str:
-    if isinstance(handle, dsl.Processed):
+    if isinstance(handle, Processed):
         return 'Take one of its outputs first: .output, or ["name"].'
-    if isinstance(handle, dsl.Stream | dsl.Table) and name in _AGGREGATIONS:
+    if isinstance(handle, Stream | Table) and name in _AGGREGATIONS:
         return f"Group the records first: group_by(...).{name}(...)."
     public = [attribute for attribute in dir(handle) if not attribute.startswith("_")]
     close = difflib.get_close_matches(name, public, n=1)
@@ -55,10 +60,8 @@ def _arguments(message: str) -> str:
     owner, name = called.groups()
     if owner is None:
         function = getattr(window_definitions, name, None)
-    elif owner == "Pipeline":
-        function = getattr(Pipeline, name, None)
     else:
-        function = getattr(getattr(dsl, owner, None), name, None)
+        function = getattr(_CLASS_BY_NAME.get(owner), name, None)
     if not inspect.isfunction(function):
         return ""
     required, optional = [], []

@@ -1,0 +1,363 @@
+"""Handles: the author's view of a node. What streams and tables share: fields, keys, and the topics they write.
+
+Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
+function takes the current aggregate before the value. A value is an instance of the stream's declared type; a value
+made by SQL (`select`, `join`) has no declared type and is plain JSON data: a dict, a list, a str, a number.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from sluice.errors import TopologyError
+from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
+from sluice.topology import arguments, nodes
+from sluice.topology.author_functions import (
+    Function,
+    require_callable,
+    with_key,
+)
+from sluice.topology.expiries import expiry_of
+from sluice.topology.graph import Graph
+from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
+from sluice.topology.source_line import source_line
+from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
+from sluice.topology.window_definitions import Duration
+from sluice.topology.windowed_inputs import (
+    require_encodable_windows,
+)
+from sluice.values.expiry import Expiry, ExpiryClock
+from sluice.values.json_text import encode_text
+from sluice.values.record_metadata import (
+    CHANGE_METADATA,
+    METADATA,
+    RESERVED_NAMES,
+    STATEFUL_METADATA,
+    Delivery,
+    Emit,
+    OnError,
+)
+from sluice.values.shapes import Shape
+from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
+from sluice.values.sql_types import struct_type
+
+V = TypeVar("V")
+"""The type of a stream's or a table's values."""
+R = TypeVar("R")
+"""The type that an author's function returns."""
+Key: TypeAlias = Any
+"""A record's key: a text or None; after a windowed table, a `Windowed`."""
+Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
+"""Gives the number of a record's partition, from its value as plain JSON data, or from key and value."""
+
+
+class Handle(Generic[V]):
+    """A node of the pipeline, and the shape of its values.
+
+    `contract` is the type of the values that Python functions get; None for plain JSON data.
+    """
+
+    _has_rows = False
+    """Whether records are changes of rows, as in a table."""
+
+    def __init__(
+        self,
+        pipeline: Graph,
+        node: nodes.Node,
+        shape: Shape,
+        contract: Contract | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.node = node
+        self.shape = shape
+        self.contract = contract
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The value's fields, each with its Spark SQL type, or an empty string if the type is unknown."""
+        return self.shape.fields
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The columns that SQL can read in addition to the value's fields, with their types."""
+        if nodes.window_of(self.node) is not None:
+            return STATEFUL_METADATA | CHANGE_METADATA
+        return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
+
+    def _where(self, step: str) -> str:
+        return f"{self.pipeline.name}: {step} at {source_line()}"
+
+    def _require_same_pipeline(self, where: str, other: Handle[Any]) -> None:
+        if other.pipeline is not self.pipeline:
+            raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
+
+    def _result_shape(self, step: str, returns: Contract | None, argument: str = "returns") -> Shape:
+        """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
+        try:
+            return shape_of(returns)
+        except TopologyError as error:
+            raise TopologyError(
+                f"{self._where(step)}: {argument}={error.detail}",
+                next_step=error.next_step,
+            ) from None
+
+    def _require_expression(
+        self,
+        text: str,
+        step: str,
+        need: expression_checks.Need = "",
+        *,
+        aggregate: bool = False,
+    ) -> None:
+        """Raise TopologyError unless `text` is SQL over the value's fields, of the type that the step needs."""
+        readable = self.fields | self.metadata
+        where = self._where(step)
+        arguments.require_instance(where, text, str, "an SQL expression (str)")
+        try:
+            try:
+                expression = parsed_expression.parse(text)
+            except TopologyError as error:
+                raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
+            parsed_expression.require_known(expression, readable, where)
+            expression_checks.require_valid(text, readable, where, need)
+            parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
+            if aggregate:
+                aggregate_expressions.require_supported(text, where)
+        except TopologyError as error:
+            # SQL reads a field such as `order-id` as a difference, so its error
+            # names fields that the author did not write.
+            if advice := parsed_expression.backticks_for(text, readable):
+                raise TopologyError(
+                    error.detail,
+                    next_step=f"{advice} {error.next_step}".strip(),
+                ) from None
+            raise
+
+    def _expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
+        """When the rows of a table of these records expire; None if they do not."""
+        if at is not None:
+            self._require_expression(at, step)
+        return expiry_of(self._where(step), at, after, clock, self.fields | self.metadata)
+
+    def _columns(
+        self,
+        step: str,
+        picked: tuple[str | Mapping[str, Column], ...],
+        named: Mapping[str, Column],
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The SQL of every column, and its type. Nested mappings become structs."""
+        columns: dict[str, Column] = {}
+        for names in (*picked, named):
+            arguments.require_instance(
+                self._where(step),
+                names,
+                (str, Mapping),
+                "the name of a field (str), or a mapping",
+            )
+            columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
+        if not columns:
+            raise TopologyError(f"{self._where(step)} needs at least one column.")
+        self._require_columns(step, columns)
+        sqls = {name: column_sql(column) for name, column in columns.items()}
+        types = {name: self._type(column) for name, column in columns.items()}
+        return sqls, types
+
+    def _require_columns(self, step: str, columns: Mapping[str, Column]) -> None:
+        self._require_names(step, columns)
+        for column in columns.values():
+            if isinstance(column, Mapping):
+                self._require_columns(step, column)
+            else:
+                self._require_expression(column, step)
+
+    def _type(self, column: Column) -> str:
+        if isinstance(column, Mapping):
+            return struct_type({name: self._type(part) for name, part in column.items()})
+        return self.fields.get(column, "")
+
+    def _key_expression(self, step: str, key: str | Sequence[str]) -> str:
+        """SQL of a key that is an expression, or a list of fields."""
+        if isinstance(key, str) or not isinstance(key, Sequence):
+            return key
+        fields = key_field_names(self._where(step), key)
+        unknown = [name for name in fields if name not in self.fields]
+        if unknown:
+            raise TopologyError(
+                f"{self._where(step)}: there is no field {unknown[0]!r}.",
+                next_step=f"The fields: {', '.join(self.fields)}.",
+            )
+        return key_expression(fields) or ""
+
+    def _refuse_reserved_names(self, step: str, columns: Mapping[str, str]) -> None:
+        if reserved := columns.keys() & RESERVED_NAMES:
+            raise TopologyError(
+                f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
+                next_step="Give the column another name.",
+            )
+
+    def _require_names(self, step: str, columns: Mapping[str, Column]) -> None:
+        """Raise TopologyError if Spark SQL cannot tell the names of two fields of an object apart."""
+        for name in columns:
+            arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
+            if not name:
+                raise TopologyError(f"{self._where(step)}: a column has no name.")
+            # UTF-8 has no surrogates, so neither Kafka nor a database could store the name.
+            if any(unicodedata.category(sign) == "Cs" for sign in name):
+                raise TopologyError(f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.")
+        if twins := _first_twins(columns, str.lower):
+            raise TopologyError(
+                f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, which Spark SQL ignores.",
+                next_step="Rename one of them.",
+            )
+
+    def _sink(
+        self,
+        to: str | OutputTable,
+        value: Value[Any] | None,
+        key: Function | None,
+        partition: Function | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(to, OutputTable):
+            self._table_sink(to, value, key or partition, **options)
+            return
+        where = self._where(f"to({to!r})")
+        if options.get("cycle"):
+            self._require_cycle(where, to, options["delivery"])
+            self.pipeline.claim("cycle", to)
+        else:
+            self.pipeline.claim("topic", to)
+        encode = None if value is None else self._encoder(where, serde_of(value))
+        for name, function in (("value", encode), ("key", key)):
+            if function is not None:
+                require_callable(where, function, name)
+        require_encodable_windows(where, key, self.node)
+        arguments.require_choice(where, "delivery", options["delivery"], Delivery)
+        arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
+        self.pipeline.add(
+            nodes.Sink,
+            parent=self.node,
+            topic=to,
+            encode=encode,
+            encode_key=key,
+            partition=None if partition is None else with_key(f"{where}: partition", partition, "value"),
+            **options,
+        )
+
+    def _require_cycle(self, where: str, topic: str, delivery: Delivery) -> None:
+        """Raise TopologyError unless the pipeline reads the topic, and writes it in the transaction of each batch."""
+        sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
+        if topic not in [source.topic for source in sources]:
+            raise TopologyError(
+                f"{where}: cycle=True, but the pipeline does not read {topic}.",
+                next_step="Leave cycle= out, or read the topic first.",
+            )
+        # A repeated batch would write its records again, and the state would count them twice.
+        if delivery != "exactly_once":
+            raise TopologyError(f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.")
+
+    def _table_sink(
+        self,
+        table: OutputTable,
+        value: Value[Any] | None,
+        key: Function | None,
+        *,
+        delivery: Delivery,
+        on_error: OnError | None,
+        emit: Emit = "every",
+        cycle: bool = False,
+    ) -> None:
+        where = self._where(f"to({table.name!r})")
+        is_of_topic = value is not None or key is not None or delivery != "exactly_once" or emit != "every" or cycle
+        if is_of_topic:
+            raise TopologyError(
+                f"{where}: value=, key=, partition=, delivery=, emit= and cycle= are for topics.",
+                next_step="Change the columns with select(...) first. A table is always written exactly once.",
+            )
+        if table.key is None and self._has_rows:
+            raise TopologyError(
+                f"{where}: a table's changes need a column for the key.",
+                next_step=f'Write for example {type(table).__name__}({table.name!r}, ..., key="id").',
+            )
+        # A table's columns must be known before its first row is written.
+        if not self.fields:
+            raise TopologyError(
+                f"{where}: the fields of the value are unknown, so the columns are too.",
+                next_step="Declare the type of the value with returns=, or choose fields with select(...).",
+            )
+        is_windowed = nodes.window_of(self.node) is not None
+        identity = table.identity_columns(is_windowed=is_windowed)
+        own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
+        names = [*self.fields] if table.key is None else [table.key, *self.fields]
+        if wrong := [name for name in names if table.folded_name(name) in own]:
+            raise TopologyError(
+                f"{where}: Sluice writes the column {wrong[0]} itself.",
+                next_step="Use another name, for example with select(...).",
+            )
+        if twins := _first_twins(names, table.folded_name):
+            raise TopologyError(
+                f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
+                next_step="Give the key's column another name.",
+            )
+        names_checked: Iterable[str] = self.fields
+        # A Delta table has columns with nested fields; PostgreSQL gets nested values as JSON.
+        if isinstance(table, DeltaTable):
+            names_checked = parsed_expression.names_within(self.fields)
+        for name in names_checked:
+            if why := table.refusal(name):
+                raise TopologyError(
+                    f"{where}: the table cannot have a column named {name!r}: {why}.",
+                    next_step="Give it another name with select(...).",
+                )
+        if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
+            columns = ", ".join([*identity, *self.fields])
+            raise TopologyError(f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.")
+        # A field is compared with the record's key as text, so each value of the
+        # field must have exactly one text.
+        kind = "" if table.key is None else self.fields.get(table.key, "STRING")
+        if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
+            raise TopologyError(
+                f"{where}: the field {table.key} is {kind}, and so cannot be compared with the record's key.",
+                next_step="Give the key's column another name.",
+            )
+        self.pipeline.claim("table", table.output)
+        # A table with a key has one row per key, so only a key's last change in a batch is written.
+        self.pipeline.add(
+            nodes.Sink,
+            parent=self.node,
+            topic=table.output,
+            table=table,
+            fields=dict(self.fields),
+            scalar=self.shape.scalar,
+            emit="every" if table.key is None else "latest",
+            on_error=on_error,
+        )
+
+    def _encoder(self, where: str, serde: Serde[Any]) -> Function:
+        if serde.is_text and not self.shape.scalar:
+            raise TopologyError(
+                f"{where}: value=str cannot write an object.",
+                next_step="Turn it into a single value first with map_values('...').",
+            )
+        if serde.encode is None and not serde.is_text:
+            raise TopologyError(
+                f"{where}: the serde of {serde.name} has no encode function.",
+                next_step="Give a Serde with encode=, or leave value= out to write JSON.",
+            )
+        return serde.encode or encode_text
+
+
+def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
+    """Two different names that `folded` maps to the same text; None if no two names do."""
+    first_names: dict[str, str] = {}
+    for name in names:
+        other = first_names.setdefault(folded(name), name)
+        if other != name:
+            return other, name
+    return None
+
+
+def joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:
+    return Shape({"left": left.shape.kind, "right": right.shape.kind})
