@@ -12,7 +12,7 @@ from sluice.operations.repartition import repartition
 from sluice.state.ledger.placement import Placement
 from tests.servers.hosts import Host
 from tests.support.installation import Installation, content, expected, settings_of
-from tests.unit.test_repartition_command import job_of
+from tests.unit.operations.test_repartition_command import job_of
 
 
 @pytest.mark.parametrize("moved", [[1], [0, 1]])

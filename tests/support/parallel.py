@@ -16,8 +16,8 @@ TOGETHER = ("tests/api/", "tests/browser/")
 """Tests that run in one process, because they share an Airflow. Otherwise, a file has a process."""
 
 WAITING = (
-    "tests/unit/test_unreachable_brokers.py",
-    "tests/unit/test_lease.py",
+    "tests/unit/kafka/test_unreachable_brokers.py",
+    "tests/unit/state/test_lease.py",
     "tests/integration/test_trigger.py",
     "tests/faults/test_samples.py",
     "tests/servers/test_client.py",

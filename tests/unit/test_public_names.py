@@ -31,7 +31,7 @@ def test_types_in_signatures_are_exported(handle: type) -> None:
     names = set()
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if not name.startswith("_") and name not in ("add", "claim"):
-            for annotation in typing.get_type_hints(method).values():
+            for annotation in typing.get_type_hints(method, localns=vars(sluice)).values():
                 names |= {kind.__name__ for kind in classes(annotation) if kind.__module__.startswith("sluice.")}
     assert names <= set(sluice.__all__)
 

@@ -100,7 +100,7 @@ WRONG = {
 }
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def checked(text: str, folder: Path) -> str:

@@ -11,7 +11,7 @@ from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.plan import plan
 from sluice.topology import load_pipeline
 
-PIPELINES = Path(__file__).parents[2] / "spark_jobs"
+PIPELINES = Path(__file__).parents[3] / "spark_jobs"
 
 
 def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:

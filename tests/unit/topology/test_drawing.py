@@ -108,6 +108,6 @@ def test_a_long_expression_is_shortened_in_the_box() -> None:
 
 
 def test_the_repositorys_own_pipeline_can_be_drawn() -> None:
-    pipeline = load_pipeline(Path(__file__).parents[2] / "spark_jobs", "orders")
+    pipeline = load_pipeline(Path(__file__).parents[3] / "spark_jobs", "orders")
     assert "store general_orders_revenue_window" in drawing.text(pipeline)
     assert ElementTree.fromstring(drawing.svg(pipeline)).attrib["aria-label"] == "topology of orders"

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sluice import Pipeline
 from sluice.engine.combine.totals import Totals
 from sluice.plan import Job, plan
-from tests.unit.test_partial_aggregates import TYPES, Sale, job, windowed
+from tests.unit.engine.test_partial_aggregates import TYPES, Sale, job, windowed
 
 Record = tuple[str, int, Any]
 CENTS = st.none() | st.integers(-(10**12) + 1, 10**12 - 1).map(lambda cents: Decimal(cents).scaleb(-2))

@@ -20,7 +20,7 @@ from sluice.topology.streams import Stream
 from tests.engine.every_operator import PARTS, every_operator
 from tests.engine.shop import Names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Sale(Struct):

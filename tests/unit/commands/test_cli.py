@@ -24,7 +24,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines
 from tests.support.states import States
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def sluice(*arguments: str) -> Result:
@@ -99,7 +99,7 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.fixture
 def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pipelines, one of them broken."""
-    orders = Path(__file__).parents[2] / "spark_jobs" / "orders.py"
+    orders = Path(__file__).parents[3] / "spark_jobs" / "orders.py"
     (tmp_path / "orders.py").write_text(orders.read_text())
     (tmp_path / "exits.py").write_text("import sys; sys.exit('not here')")
     (tmp_path / "fraud.py").write_text("from sluice import Pipeline\npipeline = Pipeline('fraud'")

@@ -30,7 +30,7 @@ from tests.support.api_client import Api
 from tests.support.postgres import frozen, new_database
 from tests.support.silent_network import SilentNetwork
 from tests.support.states import States
-from tests.unit.test_postgres_tables import begun
+from tests.unit.sinks.test_postgres_tables import begun
 
 pytestmark = pytest.mark.unit
 

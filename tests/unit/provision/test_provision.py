@@ -21,7 +21,7 @@ CONTENT = {
     for number in range(12)
 }
 JAVA = Path("java")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Repository:

@@ -13,7 +13,7 @@ from sluice.examples.windows_example import expected as expected_windows
 from sluice.examples.windows_example import totals_once_per
 from sluice.topology import load_pipeline
 
-PIPELINES = Path(__file__).parents[2] / "spark_jobs"
+PIPELINES = Path(__file__).parents[3] / "spark_jobs"
 START = 1_740_988_800_000
 
 

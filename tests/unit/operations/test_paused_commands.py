@@ -27,7 +27,7 @@ from sluice.state.shard.shard import Checksums
 from tests.support.fences import content, end_lease, paused_before, take_lease
 from tests.support.installation import Installation, expected, settings_of
 from tests.support.installation import content as values
-from tests.unit.test_repartition_command import job_of
+from tests.unit.operations.test_repartition_command import job_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sluice.plan.operator_parameters import TableLookup
 from sluice.topology import load_pipelines
 from sluice.values.references import Reference
 
-FOLDER = Path(__file__).parents[2] / "spark_jobs"
+FOLDER = Path(__file__).parents[3] / "spark_jobs"
 pickling.register()
 NAMES = [pipeline.name for pipeline in load_pipelines(FOLDER).pipelines]
 

@@ -20,7 +20,7 @@ import yaml
 
 import sluice.settings
 
-DOCKER = Path(__file__).parents[2] / "docker"
+DOCKER = Path(__file__).parents[3] / "docker"
 COMPOSE = DOCKER / "compose.yaml"
 COMPOSITION: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSITION["services"]

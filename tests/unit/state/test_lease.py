@@ -222,7 +222,7 @@ with Ledger.open(sys.argv[1]) as ledger:
 def _driver(database: str) -> Iterator[subprocess.Popen[bytes]]:
     """Another process with the lease."""
     command = [sys.executable, "-c", DRIVER, ledger_url(database)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"

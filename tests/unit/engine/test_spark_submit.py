@@ -164,7 +164,7 @@ time.sleep(600)
 """
 WAITING = """
 import sys
-import tests.unit.test_spark_submit as tests
+import tests.unit.engine.test_spark_submit as tests
 from sluice.spark_submit import Interrupted
 try:
     tests.Program("local[2]", (), {}, program=tests.STUBBORN).run(patience_s=0.5)
