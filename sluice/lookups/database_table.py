@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal, InvalidOperation
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -63,7 +63,7 @@ class DatabaseTable:
 
         A row that cannot be used is an exception. Raises EngineError if the database refuses the table.
         """
-        cached = _row_cache(self.connection.name, self.table)
+        cached = _row_cache(self.connection, self.table, self.row_type)
         rows, missing = cached.rows(keys)
         if missing:
             # A row may change while it is read, so it is as old as the beginning of the read.
@@ -187,7 +187,10 @@ def _engine(connection: str, url: URL) -> Engine:
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 
-@cache
-def _row_cache(connection: str, table: LookedUpTable) -> RowCache:
-    """The cache of a table in this process. Several batches and workers use it."""
+@lru_cache(maxsize=100)
+def _row_cache(connection: Connection, table: LookedUpTable, row_type: Any) -> RowCache:
+    """The cache of a table in this process. Several batches and workers use it.
+
+    Cached rows are checked against `row_type`, and encoded, so each type has rows of its own.
+    """
     return RowCache(table.cached_rows, table.staleness_ms)

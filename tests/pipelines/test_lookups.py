@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from sluice import Digits, Pipeline
 from sluice.errors import EngineError, SettingsError, SluiceError, TopologyError
-from sluice.lookups import database_table
 from sluice.lookups.row_cache import RowCache
 from sluice.orchestration.dag_facts import facts_of
 from sluice.state.remote.opening import open_shard
@@ -53,8 +52,6 @@ class Database:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Database:
-    # The caches of a process outlive a pipeline; each test begins with empty caches.
-    database_table._row_cache.cache_clear()
     return Database(tmp_path / "customers.db")
 
 
@@ -197,6 +194,34 @@ def test_a_cached_row_may_be_stale(look: Look, database: Database) -> None:
     database.run("INSERT INTO customers VALUES ('d', 'Dot', 1)")
     pipe(driver, "a", "d")
     assert names(driver) == ["Ada", None]
+
+
+def test_rows_of_another_database_with_the_same_name_are_not_found(look: Look, tmp_path: Path) -> None:
+    first = look()
+    pipe(first, "a")
+    assert names(first) == ["Ada"]
+    other = Database(tmp_path / "other.db")
+    other.run("UPDATE customers SET name = 'Ann' WHERE id = 'a'")
+    second = look(url=other.url)
+    pipe(second, "a")
+    assert names(second) == ["Ann"]
+
+
+class Described(Struct):
+    """A row of the table, of which each column is text."""
+
+    name: str | None
+    limit: str | None
+
+
+def test_each_type_has_cached_rows_of_its_own(look: Look) -> None:
+    first = look()
+    pipe(first, "a", "c")
+    assert names(first) == ["Ada"]  # c has no name
+    second = look(returns=Described)
+    pipe(second, "b", "c", "a")
+    assert names(second) == ["Bo"]  # SQLite's limits are numbers, not texts
+    assert len(second.dead_letters()) == 2
 
 
 def test_without_staleness_each_batch_reads_again(look: Look, database: Database) -> None:
