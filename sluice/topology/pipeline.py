@@ -289,7 +289,6 @@ class Pipeline(Graph):
         The store has the topic's name unless `store` names it. Streams join the table by any key, and processors read
         it (`process(tables=...)`).
         """
-        self.claim("store", store or topic)
         source = self._source(
             topic,
             "global_table",
@@ -299,6 +298,7 @@ class Pipeline(Graph):
             on_error=on_error,
             store=store,
         )
+        self.claim("store", store or topic)
         return GlobalTable(self, source, source.shape, source.serde.contract)
 
     def _source(
@@ -316,6 +316,11 @@ class Pipeline(Graph):
         max_topics: int = 1,
     ) -> nodes.Source:
         if isinstance(topic, re.Pattern):
+            if kind != "stream":
+                raise TopologyError(
+                    f"{self.name}: {kind} at {source_line()}: only a stream can read the topics that match a pattern.",
+                    next_step="Name the topic, or write stream(re.compile(...), ...).to_table(store=...).",
+                )
             topic = self._pattern(topic, max_topics)
             self.claim_pattern(topic)
         else:

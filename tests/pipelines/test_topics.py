@@ -169,6 +169,9 @@ def test_wrong_patterns_are_errors() -> None:
         pipeline.stream(re.compile(b"sales_.*"), value=Order)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="max_topics is 0"):
         pipeline.stream(re.compile("sales_.*"), value=Order, max_topics=0)
+    for read in (pipeline.table, pipeline.global_table):
+        with pytest.raises(TopologyError, match=f"{read.__name__} at .*only a stream can read the topics"):
+            read(re.compile("sales_.*"), value=Order, store="sales")  # type: ignore[operator]
     with pytest.raises(TopologyError, match=r"'\^sales' .* is not a valid topic name") as invalid:
         pipeline.stream("^sales", value=Order)
     assert "re.compile" in invalid.value.next_step
