@@ -157,8 +157,11 @@ class Handle(Generic[V]):
                 "the name of a field (str), or a mapping",
             )
             columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
-        if not columns:
-            raise TopologyError(f"{self._where(step)} needs at least one column.")
+        if not columns.keys() - {"_key", "_timestamp"}:
+            raise TopologyError(
+                f"{self._where(step)} needs at least one column for the new value.",
+                next_step="To keep a stream's value, write select_key(...), with_time(...) or with_headers(...).",
+            )
         self._require_columns(step, columns)
         sqls = {name: column_sql(column) for name, column in columns.items()}
         types = {name: self._type(column) for name, column in columns.items()}

@@ -622,6 +622,11 @@ def test_a_selected_key_becomes_the_records_key() -> None:
     assert [type(node).__name__ for node in stream.pipeline.nodes] == ["Source", "Select", "SelectKey", "Select"]
     with pytest.raises(TopologyError, match=r"select at .*: the names _offset are reserved"):
         sales().select(_offset="amount")
+    # A value without fields would replace the record's value.
+    for columns in ({"_key": "shop"}, {"_timestamp": "at"}, {"_headers": {"shop": "shop"}}, {}):
+        with pytest.raises(TopologyError, match=r"select at .* needs at least one column") as empty:
+            sales().select(**columns)  # type: ignore[arg-type]
+        assert "select_key" in empty.value.next_step
 
 
 FUNCTIONS: list[tuple[Callable[..., object], object]] = [
