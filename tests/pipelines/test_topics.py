@@ -171,7 +171,7 @@ def test_wrong_patterns_are_errors() -> None:
         pipeline.stream(re.compile("sales_.*"), value=Order, max_topics=0)
     for read in (pipeline.table, pipeline.global_table):
         with pytest.raises(TopologyError, match=f"{read.__name__} at .*only a stream can read the topics"):
-            read(re.compile("sales_.*"), value=Order, store="sales")  # type: ignore[operator]
+            read(re.compile("sales_.*"), value=Order, store="sales")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match=r"'\^sales' .* is not a valid topic name") as invalid:
         pipeline.stream("^sales", value=Order)
     assert "re.compile" in invalid.value.next_step

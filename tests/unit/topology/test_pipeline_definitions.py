@@ -625,7 +625,7 @@ def test_a_selected_key_becomes_the_records_key() -> None:
     # A value without fields would replace the record's value.
     for columns in ({"_key": "shop"}, {"_timestamp": "at"}, {"_headers": {"shop": "shop"}}, {}):
         with pytest.raises(TopologyError, match=r"select at .* needs at least one column") as empty:
-            sales().select(**columns)  # type: ignore[arg-type]
+            sales().select(**columns)
         assert "select_key" in empty.value.next_step
 
 
