@@ -130,6 +130,24 @@ def test_unmatched_records_are_sent_in_silence(drive: Drive, partitions: int) ->
     assert values(driver, "paid") == [{"left": "book", "right": None}]
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_unmatched_records_of_a_key_are_sent_one_after_the_other(drive: Drive, partitions: int) -> None:
+    pipeline = Pipeline("orders", workers=2, advance_when_idle="5 seconds")
+    orders, payments = pipeline.stream("orders", value=str), pipeline.stream("payments", value=str)
+    orders.left_join(payments, within("1 second")).to("paid")
+    driver = drive(pipeline, partitions)
+    for number in range(10):
+        at, partition = NOON + number * 200, number % partitions
+        driver.pipe("orders", str(number), key="1", timestamp=at, partition=partition)
+        driver.pipe("payments", "card", key="another", timestamp=at, partition=partition)
+    driver.commit()
+    sent = [value["left"] for value in values(driver, "paid")]
+    for _ in range(10):
+        driver.advance(1_000)
+        sent += [value["left"] for value in values(driver, "paid")]
+    assert sent == [str(number) for number in range(10)]
+
+
 def test_time_limits_and_timers_pass_in_silence(drive: Drive) -> None:
     pipeline = Pipeline("limits", advance_when_idle="5 seconds")
     clicks = pipeline.stream("clicks", value=str)

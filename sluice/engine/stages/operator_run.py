@@ -473,7 +473,11 @@ class OperatorRun:
         if self.timeline is None or not self._stored.before.goes_on_when_idle or not self._waits_for_time:
             return {}
         name = due_name(self.spec.plan.name, self._stored.worker)
-        return {name: self._stored.earliest_result(self.spec.number, self.timeline.closed_after)}
+        after = self.timeline.closed_after
+        if isinstance(self.operator, StreamJoin) and self.operator.shared is not None:
+            # As in Kafka Streams, a record that is already due waits for the next search for unmatched records.
+            after = min(after, self.operator.shared.looked)
+        return {name: self._stored.earliest_result(self.spec.number, after)}
 
     @property
     def _waits_for_time(self) -> bool:

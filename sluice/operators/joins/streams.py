@@ -261,13 +261,14 @@ class StreamJoin:
         return None if due == _NEVER else due
 
     def due(self, state: Sides) -> int | None:
-        """Stream time at which the next record is sent unmatched or can no longer be matched."""
-        due = _NEVER
-        for number, side in enumerate((state.left, state.right)):
-            if side.records:
-                sent = self.lateness.sent_unmatched_at(number, side.waits_from)
-                due = min(due, sent, self.lateness.expires_at(side.records[0].time))
-        return None if due == _NEVER else due
+        """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""
+        # A record can be kept beyond the time at which it expires, because only records of its side make
+        # the join forget it. Such a record must not hide when a later one is sent unmatched.
+        sent = self.release_due(state)
+        if sent is not None:
+            return sent
+        sides = (state.left, state.right)
+        return min((self.lateness.expires_at(side.records[0].time) for side in sides if side.records), default=None)
 
     def close(
         self,
