@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -375,7 +375,9 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
     def mark_as_failed() -> None:
         while not started.exists():
             time.sleep(0.01)
-        operator_of.on_kill()
+        # Airflow's hook knows the process a moment after it has started.
+        while not is_over.wait(0.1):
+            operator_of.on_kill()
 
     ended = ("orders", "orders/manual__1/main", "Airflow ended the run.")
     earlier = Failure.of(EngineError("The warehouse refuses connections."), "orders", run="orders/manual__1/main")
@@ -385,10 +387,12 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
             if recorded is not None:
                 ledger.failures.add(recorded)
         started.unlink(missing_ok=True)
+        is_over = Event()
         marking = Thread(target=mark_as_failed)
         marking.start()
         with pytest.raises(AirflowException):
             operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
+        is_over.set()
         marking.join()
         assert failures() == [kept]
 
