@@ -128,7 +128,8 @@ def jvm_errors() -> Iterator[None]:
     """Raise EngineError if the driver's JVM ends in the block."""
     try:
         yield
-    except Py4JNetworkError as error:
+    # py4j raises a ConnectionError if it opens another connection to a JVM that is gone.
+    except (Py4JNetworkError, ConnectionError) as error:
         raise EngineError(
             "The driver's JVM has ended.",
             next_step="It was killed or ran out of memory: see the logs of its host. The next run repeats the batch.",

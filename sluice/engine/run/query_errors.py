@@ -52,6 +52,8 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
             f"The query of {storage.job.pipeline.name} failed: {cause}.",
             next_step=advice,
         ) from failed
+    except ConnectionError:
+        raise  # the JVM is gone, which `jvm_errors` reports
     except OSError as failed:
         raise EngineError(
             f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",

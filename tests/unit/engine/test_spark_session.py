@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
+from sluice.engine.run.query_errors import query_errors
 from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors
 from sluice.errors import EngineError
 from sluice.settings import Settings
@@ -17,9 +18,11 @@ FILES = "spark.sql.streaming.checkpointFileManagerClass"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
 
 
-def test_a_jvm_that_was_killed_is_named_with_what_to_do() -> None:
-    with pytest.raises(EngineError, match="JVM has ended"), jvm_errors():
-        raise Py4JNetworkError("Error while sending or receiving.")
+@pytest.mark.parametrize("error", [Py4JNetworkError("Error while sending."), ConnectionRefusedError(111, "refused")])
+def test_a_jvm_that_was_killed_is_named_with_what_to_do(error: Exception) -> None:
+    nothing: Any = None
+    with pytest.raises(EngineError, match="JVM has ended"), jvm_errors(), query_errors(nothing, nothing, nothing):
+        raise error
 
 
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
