@@ -343,7 +343,7 @@ class ContextBase:
         out.headers = own_headers
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
-        """Set a timer of the key for the time `at`, in epoch ms, and then every `every` ms if not 0.
+        """Set a timer of the key for the time `at`, in epoch ms. It repeats every `every` ms if `every` is not 0.
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
         timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed;
@@ -500,7 +500,8 @@ def _require_time(name: str, time: Any) -> None:
 class Processor(Protocol[V_contra]):
     """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
 
-    If the code fails for a record, or a task is repeated, records may be processed again, with the stores as before.
+    If the code fails for a record, or a task is repeated, records may be processed again, with the stores as they were
+    before these records.
 
     A record without a key is processed, too. If the code then uses a store or sets a timer, the record is rejected.
 

@@ -73,7 +73,7 @@ _LONGEST_MS = 2**63 // 1_000
 
 
 class TopologyTestDriver:
-    """Runs a pipeline under test; a context manager. All drivers of a process share one Spark session on two cores.
+    """Runs a pipeline under test; a context manager. Drivers that need Spark share one session on two cores.
 
     Topics have one partition by default; `partitions` maps topics to other numbers. A topic that matches a pattern of
     the pipeline exists once a test has written a record to it. Values of type str, bytes or None
@@ -82,11 +82,11 @@ class TopologyTestDriver:
     State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
     the state in PostgreSQL.
 
-    `connections` are the URLs of the databases in which `lookup` reads, by the names of the connections. A file of
-    SQLite will do: `sqlite:////tmp/customers.db`.
+    `connections` are the URLs of the databases in which `lookup` reads, by the names of the connections. A database can
+    be a SQLite file, such as `sqlite:////tmp/customers.db`.
 
-    The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, it
-    starts at this time, and only `advance` moves it.
+    The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, the
+    wall clock starts at this time, and only `advance` moves it.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class TopologyTestDriver:
     def commit(self) -> None:
         """Process the records that were piped since the last batch as one batch.
 
-        If the pipeline writes to a topic that it reads, further batches read these records, until
-        there are none.
+        If the pipeline writes to a topic that it reads, further batches read what it has written, until a batch writes
+        nothing to this topic.
         """
         for _ in range(_MOST_ROUNDS):
             self._feed_back()
@@ -230,8 +230,8 @@ class TopologyTestDriver:
     def advance(self, milliseconds: int) -> None:
         """Commit the records that were piped before, then advance the wall clock and fire due timers.
 
-        With `advance_when_idle`, stream time goes on by the clock, too, so waiting results may
-        become due. They are sent.
+        With `advance_when_idle`, stream time goes on by the clock, too. Results that have waited for stream time may
+        become due, and are sent.
         """
         if not (isinstance(milliseconds, int) and milliseconds >= 0):
             raise TopologyError(

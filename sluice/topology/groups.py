@@ -55,7 +55,7 @@ class Grouped(Generic[V]):
         self.early_ms: int | None = None
 
     def versioned(self, history: Duration) -> Self:
-        """Make the tables of the next aggregates versioned, as `versioned=` does for `to_table`."""
+        """Return a group whose aggregates are versioned tables, like those of `to_table` with `versioned=`."""
         where = self.parent._where("versioned")
         if self.window is not None or self.by_window:
             raise TopologyError(
@@ -207,7 +207,7 @@ class GroupedStream(Grouped[V]):
         With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
         any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, later
         steps also get the result of an open window, once stream time is 10 seconds past the window's first change that
-        was not sent to them. The header `window_result` of the records is then `early` or `final`.
+        was not sent to them. In the records of these results, the header `window_result` is `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:

@@ -65,15 +65,15 @@ class Pipeline(Graph):
     every partition. If all topics of a step have been silent for `advance_when_idle`, the step's stream time goes on by
     the clock, so that windows close and time limits pass without records; by default, only records advance stream time.
 
-    A run ends when it has read all records. With `linger`, it then waits that long for new records and processes them
-    at once, without starting Spark again: results are seconds old while records keep arriving.
+    A run ends when it has read all records. With `linger`, the run then waits for this duration for new records and
+    processes them at once, without starting Spark again: results are seconds old while records keep arriving.
 
     `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
-    can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` counts it, `fail`
-    ends the run before anything from its batch is published. A run also fails if a step fails for more than
-    `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read, each given as a
-    number of records or as a share of the records read. With fewer rejected records, the run goes
-    on, and the pipeline is shown as degraded.
+    can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` only counts it,
+    and `fail` ends the run before anything from its batch is published. A run also fails if a step fails for more than
+    `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read. Each limit is a
+    number of records, or a share of the records read. If fewer records cannot be read, but at least ten and 5 % of the
+    batch, the run goes on, and the pipeline is shown as degraded.
 
     `schedule` says when Airflow runs the pipeline: with `"on_records"`, when its topics have unread
     records, but not more often than every `min_interval`; with `"continuous"`, again as soon as a
@@ -136,7 +136,7 @@ class Pipeline(Graph):
             made.append((self, files_running()))
 
     def require_streams(self) -> None:
-        """Raise TopologyError if the pipeline reads no stream: its topics would never start a run."""
+        """Raise TopologyError if the pipeline reads no stream, because then no topic would ever start a run."""
         if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in self.nodes):
             reads = "reads only global tables" if self.nodes else "reads nothing"
             raise TopologyError(
@@ -248,13 +248,13 @@ class Pipeline(Graph):
         If `key` is a field or a list of fields, Kafka's key says which row a null value deletes. The store has the
         topic's name unless `store` names it.
 
-        With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
+        With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
         key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
 
-        Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
-        record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
-        time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
-        time. The pipeline's trigger in Airflow starts a run for this batch.
+        A row expires at the time that the SQL expression `expires_at` gives, or when the duration `expires_after` has
+        passed since the event time of the row's record. An expired row is deleted, which later steps see as a deletion.
+        A row expires when the stream time of the table's records reaches this time or, with `expiry_clock="wall"`, in
+        the first batch after this time. The pipeline's trigger in Airflow starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         step = f"table {topic!r}"

@@ -117,10 +117,10 @@ class Stream(Handle[V]):
     ) -> None:
         """Write each record to one of several topics, whose name `topic` gives.
 
-        `topic` is an SQL expression or a Python function, which is called once for each of the
-        topics. A record for which `topic` gives a name that is not in `topics`, or no name, is
-        treated as `on_error` says; by default, it becomes a dead letter. The other options are the
-        same as in `to`.
+        `topic` is an SQL expression or a Python function. The function is called several times for each record, so it
+        must always give the same name for the same record. A record for which `topic` gives a name that is not in
+        `topics`, or no name, is treated as `on_error` says; by default, it becomes a dead letter. The other options are
+        the same as in `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
@@ -390,10 +390,11 @@ class Stream(Handle[V]):
 
         `function` takes a list of values and returns a list with one result per value, in the order of the values. With
         `takes="table"`, it takes a `pyarrow.RecordBatch` with a column per field and may return a table, too. `returns`
-        is the type of one result. Any other number of results ends the run. A null value stays null.
+        is the type of one result. If the function returns another number of results, the run ends. A null value stays
+        null.
 
-        A result may depend on its own value alone, because Sluice chooses the values of a call. If the function raises
-        an error, it is called again with fewer values, until the record that fails is found.
+        Sluice decides which values a call gets, so the result for a value must not depend on the call's other values.
+        If the function raises an error, it is called again with fewer values, until the record that fails is found.
         """
         where = self._where("map_batch")
         require_callable(where, function, "values")
@@ -542,12 +543,11 @@ class Stream(Handle[V]):
         the database's URL. `key` is SQL for the key to look up, and `column` the table's column with unique keys (by
         default, the field named by `key`). `returns` is a Struct whose fields are the columns to read.
 
-        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in
-        memory for the time `staleness`. If the table has no row for a record, or the record's key
-        is null, `right` is null. With `on_missing="drop"`, such a record is dropped; with
-        `"error"`, `on_error` applies to it. A record with a null value is dropped. A read that
-        fails, or takes longer than `timeout`, is made again up to `retries` times. If it still
-        fails, the run ends.
+        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
+        `staleness`. If the table has no row for a record, or the record's key is null, `right` is null. With
+        `on_missing="drop"`, the record is dropped instead; with `"error"`, `on_error` applies to it. A record with a
+        null value is dropped. A read that fails, or takes longer than `timeout`, is made again up to `retries` times.
+        If it still fails, the run ends.
 
         The rows are recorded as `call` records its results, under the name `answers` (by default, the table's name): a
         repeated batch and a rebuild find the row that the record found when it was first processed.
@@ -918,13 +918,13 @@ class Stream(Handle[V]):
     ) -> Table[V]:
         """Keep the latest value of each key in a store; a record with a null value deletes its key.
 
-        With `versioned`, a duration, the table has the value with the latest event time of each key, and remembers the
+        With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
         key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
 
-        Rows expire at the time that the SQL expression `expires_at` gives, or `expires_after`, a duration, after their
-        record's event time. An expired row is deleted, which later steps see as a deletion. It expires when the stream
-        time of the table's records reaches this time or, with `expiry_clock="wall"`, in the first batch after this
-        time. The pipeline's trigger in Airflow starts a run for this batch.
+        A row expires at the time that the SQL expression `expires_at` gives, or when the duration `expires_after` has
+        passed since the event time of the row's record. An expired row is deleted, which later steps see as a deletion.
+        A row expires when the stream time of the table's records reaches this time or, with `expiry_clock="wall"`, in
+        the first batch after this time. The pipeline's trigger in Airflow starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
@@ -969,9 +969,10 @@ class Stream(Handle[V]):
     ) -> Table[Any]:
         """Keep, in a store, the table whose changes this stream has: objects with the fields `kind`, `old` and `new`.
 
-        Such a stream comes from `Table.changes()` or, with a `Change` as the type of its values, from a topic, which
-        `debezium(...)` may decode. The record's key is the key of the row. Records of the kinds `message` and
-        `transaction`, and records without a value, are filtered out; a `truncate` is treated as `on_error` says.
+        The stream comes from `Table.changes()`, or from a topic whose values have a `Change` as their type;
+        `debezium(...)` decodes such values from Debezium's JSON. The record's key is the key of the row. Records of the
+        kinds `message` and `transaction`, and records without a value, are filtered out; a `truncate` is treated as
+        `on_error` says.
 
         `check_old` compares the old row of a change, unless it is null, with the row that the table
         has for its key. If they differ, `"count"` counts this as `old_differs/STEP` and applies the
@@ -1063,8 +1064,8 @@ class Stream(Handle[V]):
         is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
 
         The row at the record's time is the latest row that was written before the record. In a versioned table, it is
-        the row with the latest event time that is not after the record's event time. With `grace`, records wait this
-        long, in the stream's event time, for the versioned table's rows.
+        the latest row whose event time is not after the record's event time. With `grace`, records wait this long, in
+        the stream's event time, for the versioned table's rows.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -1215,7 +1216,7 @@ class Stream(Handle[V]):
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]:
-        """Run a `sluice.ValueProcessor`, whose results keep the key of their record. Otherwise like `process`.
+        """Run a `sluice.ValueProcessor`, whose results keep their record's key. All parameters are as in `process`.
 
         The processor calls `context.forward(value)`. With `by`, it cannot have timers, because a timer's results would
         have no record whose key they could keep.
@@ -1308,8 +1309,8 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Pass on each id's first record; drop and count repeats within the time `within`.
 
-        `by` is SQL for the id, or a list of fields. An id is forgotten `within` after its first record, in stream time.
-        The next record with this id then passes again.
+        `by` is SQL for the id, or a list of fields. Once stream time is `within` past an id's first record, the id is
+        forgotten, so the next record with this id passes again.
         """
         by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate")

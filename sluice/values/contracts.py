@@ -20,7 +20,7 @@ from sluice.values.sql_types import MOST_DIGITS, struct_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """Declare the digits of an `Annotated[Decimal, ...]`: at most `precision`, `scale` of them after the point.
+    """The digits of an `Annotated[Decimal, ...]`: at most `precision` in all, at most `scale` of them after the point.
 
     `precision` is 1 to 38.
     """

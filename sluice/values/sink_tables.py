@@ -42,8 +42,8 @@ class PostgresTable:
 
     `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an Airflow connection, or of
     the environment variable `SLUICE_CONNECTION_NAME` with the database's URL. `types` gives the PostgreSQL types of
-    columns, such as `{"total": "numeric(12,2)"}`, if Sluice creates the table and they should not follow from the
-    fields' types.
+    columns, such as `{"total": "numeric(12,2)"}`, for a table that Sluice creates. All other columns get their types
+    from the fields.
     """
 
     name: str
@@ -108,8 +108,8 @@ class DeltaTable:
     record replaces its key's row, and a null value deletes it. Without `key`, which only streams allow, every record
     appends a row; the columns `_topic`, `_partition`, `_offset` and `_row` say from which source record it comes.
 
-    `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, if Sluice creates the table and
-    they should not follow from the fields' types.
+    `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, for a table that Sluice creates.
+    All other columns get their types from the fields.
     """
 
     name: str
