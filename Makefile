@@ -28,8 +28,8 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=4; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
-	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),4) --durations=15)
+test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=5; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),5) --durations=15)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, format, types and the direction of imports
@@ -89,7 +89,7 @@ backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,0
 
 .PHONY: test-heavy
 test-heavy: $(JARS) ## Run the tests that `make test` leaves out, except fault scenarios; ARGS='tests/docs -m heavy'
-	@$(BIN)/pytest $(or $(ARGS),-m "(heavy or hypothesis) and not faults" --hypothesis-profile=heavy -n $(or $(PROCESSES),4) --durations=15)
+	@$(BIN)/pytest $(or $(ARGS),-m "(heavy or hypothesis) and not faults" --hypothesis-profile=heavy -n $(or $(PROCESSES),5) --durations=15)
 
 .PHONY: test-spark
 test-spark: $(JARS) ## Run on Spark the tests of runs and pipelines that `make test` runs in its own processes; ARGS='-k replay'
