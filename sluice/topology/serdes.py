@@ -21,7 +21,8 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """Decodes a topic's bytes to values of type `contract`, and encodes values: as JSON, or a str as plain text.
+    """Decodes a topic's bytes to values of type `contract`, and encodes values; by default, as JSON, a str as plain
+    text.
 
     `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
     converts a value to bytes, for sinks.

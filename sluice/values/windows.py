@@ -23,7 +23,7 @@ T = TypeVar("T", int, Any)
 
 @dataclass(frozen=True)
 class Window:
-    """Windows `[start, start + size)`, each start a multiple of the advance; they accept records until end + grace."""
+    """Windows `[start, start + size)` that start at multiples of the advance, and accept records until end + grace."""
 
     size_ms: int
     grace_ms: int = 0
