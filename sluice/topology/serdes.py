@@ -21,7 +21,7 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """Decodes a topic's bytes to values of type `contract`, and encodes values; by default, as JSON, a str as plain
+    """Decodes a topic's bytes to values of type `contract`, and encodes values. The default is JSON; a str is plain
     text.
 
     `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
