@@ -21,8 +21,7 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """Decodes a topic's bytes to values of type `contract`, and encodes values. The default is JSON; a str is plain
-    text.
+    """Decodes a topic's bytes to values of type `contract`, and encodes values: JSON by default, a str as plain text.
 
     `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
     converts a value to bytes, for sinks.
