@@ -43,7 +43,7 @@ MANY = 2_000
 
 
 class Reader:
-    """Reads stores, each query at one pinned snapshot.
+    """Reads stores. A query's `pin` names the one snapshot that the query reads.
 
     One reader serves a whole process, in one event loop. `served` returns the shard's address if
     this process's own state server serves the worker. Every query raises StateError if the ledger,
@@ -206,7 +206,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """The keys and window starts that the batches after `since`, up to the pinned snapshot, have changed.
+        """The keys and window starts that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
         Raises Gone if retention has removed the snapshot `since`, and with it the rows that later
         batches deleted.

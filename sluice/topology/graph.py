@@ -64,7 +64,7 @@ class Graph:
     def without(self, names: Collection[str]) -> Self:
         """The pipeline without these steps and stores.
 
-        Also leaves out all later steps, and the stateless steps whose output only the left out steps use.
+        Also leaves out all steps after them, and the stateless steps whose results no remaining step uses.
         """
         left_out = {node for node in self.nodes if node.name in names}
         for node in self.nodes:
