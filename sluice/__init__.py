@@ -45,7 +45,7 @@ from sluice.topology.window_definitions import (
     within,
 )
 from sluice.values.calendar_windows import CalendarWindow
-from sluice.values.changes import Change, debezium_key
+from sluice.values.change_values import Change, debezium_key
 from sluice.values.contracts import Decimal2, Digits
 from sluice.values.epochs import (
     EpochMicros,

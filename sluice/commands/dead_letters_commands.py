@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.commands.arguments import PipelineName
+from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
 from sluice.settings import settings
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.commands.arguments import LOCAL, FromTopics, Master, PipelineName
+from sluice.commands.command_arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import Form, errors_as_messages, print_rows
 from sluice.commands.pipeline_submission import submit
 from sluice.errors import NotFound

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.arguments import LOCAL, FromTopics, Master, PipelineName
+from sluice.commands.command_arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import errors_as_messages, out, show, wide
 from sluice.commands.pipeline_submission import load, submit
 from sluice.errors import SettingsError, SluiceError, TopologyError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.commands.arguments import PipelineName
+from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, wide
 from sluice.commands.worker_arguments import current_generation, place_of
 from sluice.errors import SettingsError

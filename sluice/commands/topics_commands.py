@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.arguments import PipelineName
+from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, printable
 from sluice.errors import SettingsError
 from sluice.settings import settings

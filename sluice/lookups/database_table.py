@@ -27,7 +27,7 @@ from sluice.lookups.connections import Connection
 from sluice.lookups.row_cache import Row, RowCache
 from sluice.operators.call import Rows
 from sluice.operators.encoding import Declared
-from sluice.values.calls import LookedUpTable
+from sluice.values.call_parameters import LookedUpTable
 
 
 def _whole_number(key: str) -> int:

@@ -34,7 +34,7 @@ from sluice.state.model import GenerationInfo, WorkerInfo, owner
 from sluice.state.remote.copying import NewShard, Progress, SourceShard, Versions
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Version

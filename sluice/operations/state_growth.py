@@ -9,7 +9,7 @@ from itertools import pairwise
 from sluice.errors import StateGrows
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.sizes import DAYS
+from sluice.state.ledger.state_sizes import DAYS
 from sluice.state.remote.opening import sizes_of_shards
 
 _SMALL = 2**30

@@ -16,7 +16,7 @@ from sluice.errors import EngineError, error_text
 from sluice.operators.base import Answered, Output, RecordedFailure, Row, Timeless, require_run
 from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
-from sluice.values.calls import CallPolicy
+from sluice.values.call_parameters import CallPolicy
 from sluice.values.function_wrappers import is_async
 from sluice.values.phrases import counted
 from sluice.values.record_metadata import OnMissing

@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from sluice.errors import EngineError, SluiceError
 from sluice.operators.base import rejects_record
-from sluice.values.calls import CallPolicy
+from sluice.values.call_parameters import CallPolicy
 from sluice.values.phrases import counted, duration_text
 
 T = TypeVar("T")

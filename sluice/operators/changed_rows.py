@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.latest_value import LatestValue
-from sluice.values.changes import CheckOld
+from sluice.values.change_values import CheckOld
 
 
 class _Change(msgspec.Struct):

@@ -11,7 +11,7 @@ from sluice.operators.changed_rows import ChangedRows
 from sluice.operators.changes import Changes
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.lateness import WindowLateness
-from sluice.operators.record_metadata import SetMetadata
+from sluice.operators.set_metadata import SetMetadata
 from sluice.plan.definitions import declared
 from sluice.plan.operator_parameters import (
     Action,

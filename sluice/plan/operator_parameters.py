@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.calls import CallPolicy, LookedUpTable
+from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import EmitStrategy, How, OnMissing, Until
 from sluice.values.references import Reference

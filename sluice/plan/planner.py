@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sluice.plan.aggregation_groups import ChangeSink
 from sluice.plan.definitions import functions_of
-from sluice.plan.groups import change_sink, plan_groups
+from sluice.plan.grouping import change_sink, plan_groups
 from sluice.plan.job import Job, Plan, PlannedPipeline
 from sluice.plan.node_steps import LateSinks, sink_of, source_number, source_of, step_of
 from sluice.plan.operator_nodes import combinable_aggregates

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sluice.values.calls import FunctionBatch
+from sluice.values.call_parameters import FunctionBatch
 from sluice.values.epochs import Unit
 from sluice.values.record_metadata import Delivery, Emit, OnError, OnNull, OnTime
 from sluice.values.references import Reference

@@ -30,7 +30,7 @@ from sluice.state.model import GenerationRef, StateRow
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range

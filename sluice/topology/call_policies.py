@@ -10,7 +10,7 @@ from sluice.errors import TopologyError
 from sluice.operators.encoding import Declared
 from sluice.topology.graph import Graph
 from sluice.topology.window_definitions import Duration, milliseconds
-from sluice.values.calls import CallPolicy, LookedUpTable
+from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.sink_tables import CONNECTION_NAME, TABLE_NAME
 
 _MOST_CONCURRENT = 1_000

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 from typing_extensions import override
 
 from sluice.topology.serdes import Contract, Serde
-from sluice.values.calls import CallPolicy, FunctionBatch, LookedUpTable
-from sluice.values.changes import CheckOld
+from sluice.values.call_parameters import CallPolicy, FunctionBatch, LookedUpTable
+from sluice.values.change_values import CheckOld
 from sluice.values.epochs import EpochTime
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Delivery as Delivery

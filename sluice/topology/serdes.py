@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.values import contracts
-from sluice.values.changes import Change, DebeziumDecoder, encode_debezium, row_type
+from sluice.values.change_values import Change, DebeziumDecoder, encode_debezium, row_type
 from sluice.values.shapes import Shape
 
 V = TypeVar("V")

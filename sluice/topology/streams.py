@@ -43,8 +43,8 @@ from sluice.topology.windowed_inputs import (
     require_same_windows,
 )
 from sluice.values import contracts
-from sluice.values.calls import FunctionBatch
-from sluice.values.changes import Change, CheckOld, row_type
+from sluice.values.call_parameters import FunctionBatch
+from sluice.values.change_values import Change, CheckOld, row_type
 from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.expiry import ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print

@@ -15,7 +15,7 @@ from sluice import Pipeline, tumbling
 from sluice.errors import DamagedState, StateError
 from sluice.observe.audit_report import report
 from sluice.state.database import transaction
-from sluice.state.ledger.tables import LEASES
+from sluice.state.ledger.ledger_tables import LEASES
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sums

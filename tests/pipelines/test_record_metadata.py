@@ -10,7 +10,7 @@ from msgspec import Struct
 from sluice import Headers, Pipeline, Record, ValueContext, tumbling
 from sluice.errors import TopologyError
 from sluice.operators.base import Row
-from sluice.operators.record_metadata import SetMetadata
+from sluice.operators.set_metadata import SetMetadata
 from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
 from sluice.topology import Stream, drawing

@@ -11,7 +11,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from sluice.engine.run.driver_lease import this_process
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import METADATA
+from sluice.state.ledger.ledger_tables import METADATA
 from sluice.state.model import GenerationRef
 
 

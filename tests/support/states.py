@@ -12,7 +12,7 @@ from sqlalchemy import insert
 
 from sluice.state.ledger.audits import Audit, SourceAudit, audit_row
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import AUDITS
+from sluice.state.ledger.ledger_tables import AUDITS
 from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo, owner
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location

@@ -13,7 +13,7 @@ from sluice.errors import StateError
 from sluice.plan.operator_parameters import Call, TableLookup
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef, owner
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.pages import pages_of_answers
 
 log = structlog.get_logger()

@@ -29,8 +29,8 @@ from sluice.operators.early_results import EarlyResults
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
-from sluice.operators.joins.streams import StreamJoin
-from sluice.operators.joins.versions import VersionedJoin
+from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.merge import Merge
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions

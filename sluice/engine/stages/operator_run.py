@@ -24,8 +24,8 @@ from sluice.operators.base import LEFT, Row
 from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.expiring_table import ExpiringTable
-from sluice.operators.joins.streams import StreamJoin
-from sluice.operators.joins.versions import VersionedJoin
+from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress

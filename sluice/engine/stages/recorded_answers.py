@@ -23,7 +23,7 @@ from sluice.engine.stages.operator_run import BatchStates
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.operators.base import Answered, Asking, Row, rejects_record
 from sluice.plan.operator_parameters import Call, TableLookup
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 
 NO_ANSWERS: Mapping[int, RecordedAnswers] = MappingProxyType({})
 _Placed = tuple[Position, Row]

@@ -14,7 +14,7 @@ import numpy as np
 
 from sluice.engine.batch.row_schemas import BEGIN, END, Position, has_origin
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.stream_join import StreamJoin
 from sluice.values.row_order import end_path
 
 

@@ -25,7 +25,7 @@ from sluice.operators.encoding import Declared, require_key
 from sluice.plan import Job, PythonFunction
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type
-from sluice.values.calls import FunctionBatch
+from sluice.values.call_parameters import FunctionBatch
 from sluice.values.keys import key_text
 from sluice.values.phrases import counted
 

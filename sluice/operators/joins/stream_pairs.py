@@ -19,7 +19,7 @@ from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
 
 if TYPE_CHECKING:
-    from sluice.operators.joins.streams import Sides
+    from sluice.operators.joins.stream_join import Sides
 
 _MOST_PAIRS = 2_000_000
 """The most pairs that are found at once. With more pairs, the rows are processed one by one, to save memory."""

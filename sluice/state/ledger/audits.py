@@ -14,7 +14,7 @@ from sqlalchemy import RowMapping, func, select, tuple_
 
 from sluice.state.database import as_json
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import AUDITS, of_ref, of_refs
+from sluice.state.ledger.ledger_tables import AUDITS, of_ref, of_refs
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.shard import Checksums

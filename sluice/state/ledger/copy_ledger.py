@@ -9,7 +9,7 @@ from sqlalchemy import delete, insert, select, tuple_, update
 from sluice.errors import Refused
 from sluice.state.database import database_errors, reading, transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import GENERATIONS, LEASES, METADATA, PIPELINES, WORKERS
+from sluice.state.ledger.ledger_tables import GENERATIONS, LEASES, METADATA, PIPELINES, WORKERS
 from sluice.state.model import GenerationRef
 from sluice.state.shard.passwords import without_password
 

@@ -33,7 +33,7 @@ from sluice.answers import FailureKind
 from sluice.errors import SluiceError
 from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import FAILURES
+from sluice.state.ledger.ledger_tables import FAILURES
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})

@@ -15,11 +15,7 @@ from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.notes import add_note
-from sluice.state.ledger.placement import epochs_of, place_workers
-from sluice.state.ledger.quarantine import Quarantine
-from sluice.state.ledger.standbys import Standbys
-from sluice.state.ledger.tables import (
+from sluice.state.ledger.ledger_tables import (
     AUDITS,
     GENERATIONS,
     HISTORY,
@@ -36,6 +32,10 @@ from sluice.state.ledger.tables import (
     of_ref,
     of_refs,
 )
+from sluice.state.ledger.notes import add_note
+from sluice.state.ledger.placement import epochs_of, place_workers
+from sluice.state.ledger.quarantine import Quarantine
+from sluice.state.ledger.standbys import Standbys
 from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums

@@ -15,7 +15,7 @@ from sqlalchemy import RowMapping, and_, delete, insert, select
 
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import HISTORY, of_ref
+from sluice.state.ledger.ledger_tables import HISTORY, of_ref
 from sluice.state.model import GenerationRef
 
 _JSON_COLUMNS = ("partitions", "ends")

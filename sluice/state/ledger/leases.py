@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from sluice.errors import LeaseError, StateError
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import LEASES, current, of_ref
+from sluice.state.ledger.ledger_tables import LEASES, current, of_ref
 from sluice.state.model import GenerationRef, OfGeneration
 
 

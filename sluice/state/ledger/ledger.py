@@ -22,10 +22,10 @@ from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.servers import Servers
-from sluice.state.ledger.sizes import Sizes
 from sluice.state.ledger.snapshots import Snapshots
 from sluice.state.ledger.sources import Sources
 from sluice.state.ledger.standbys import Standbys
+from sluice.state.ledger.state_sizes import Sizes
 from sluice.state.model import Snapshot
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_in_sqlite
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import MEASUREMENTS
+from sluice.state.ledger.ledger_tables import MEASUREMENTS
 from sluice.state.model import Snapshot
 
 Labels = tuple[tuple[str, str], ...]

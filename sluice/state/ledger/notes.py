@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select
 
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import NOTES
+from sluice.state.ledger.ledger_tables import NOTES
 from sluice.state.model import GenerationRef, OfGeneration
 
 

@@ -20,7 +20,7 @@ from sqlalchemy.sql import ColumnElement
 from sluice.errors import Refused
 from sluice.state.database import database_errors, database_url, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
+from sluice.state.ledger.ledger_tables import GENERATIONS, PLACEMENTS, PLACES, SERVERS, STANDBYS
 from sluice.state.model import GenerationRef, WorkerInfo
 from sluice.values.host_ports import address_of
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, delete, insert, select
 from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_tables import QUARANTINE, of_ref, of_refs
 from sluice.state.ledger.placement import epochs_of
-from sluice.state.ledger.tables import QUARANTINE, of_ref, of_refs
 from sluice.state.model import GenerationRef
 
 

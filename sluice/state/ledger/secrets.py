@@ -8,7 +8,7 @@ from sqlalchemy import select, text
 
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import SECRETS
+from sluice.state.ledger.ledger_tables import SECRETS
 
 _BYTES = 32
 _INSERT = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING")

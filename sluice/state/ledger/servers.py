@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import SERVERS
+from sluice.state.ledger.ledger_tables import SERVERS
 from sluice.values.host_ports import address_of
 
 

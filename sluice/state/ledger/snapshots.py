@@ -19,9 +19,9 @@ from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
 from sluice.state.ledger.measurements import add_measurements, totals_of_batch
 from sluice.state.ledger.sources import note_last_records
-from sluice.state.ledger.tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
 from sluice.state.model import GenerationRef, Snapshot
 
 

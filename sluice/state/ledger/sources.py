@@ -12,7 +12,7 @@ from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import SOURCES, of_ref
+from sluice.state.ledger.ledger_tables import SOURCES, of_ref
 from sluice.state.model import GenerationRef
 
 

@@ -18,10 +18,10 @@ from sluice.errors import Refused
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_tables import PLACEMENTS, STANDBYS
 from sluice.state.ledger.notes import add_note
 from sluice.state.ledger.placement import Placement, epochs_of, replace_placement
 from sluice.state.ledger.quarantine import replace_quarantine
-from sluice.state.ledger.tables import PLACEMENTS, STANDBYS
 from sluice.state.model import GenerationRef, StandbyInfo
 from sluice.values.host_ports import address_of
 

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import create_shard, open_shard
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import PAGE, pages_of_answers, pages_of_states, pages_of_versions

@@ -18,7 +18,7 @@ from sluice.state.remote.connection import (
     client_options,
     response_content,
 )
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range

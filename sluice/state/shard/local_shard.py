@@ -13,13 +13,13 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, EngineError, LeaseError, Refused
 from sluice.state.model import NO_WINDOW, StateRow
-from sluice.state.shard import answers as recorded_answers
+from sluice.state.shard import answer_rows as recorded_answers
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.database_driver import Driver
-from sluice.state.shard.expiry import expire
+from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow

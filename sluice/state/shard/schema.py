@@ -1,6 +1,6 @@
 """The schema of a shard: its tables in SQLite and PostgreSQL.
 
-The first window that expires adds the table `horizons` and an index (`shard/expiry.py`).
+The first window that expires adds the table `horizons` and an index (`shard/expired_windows.py`).
 """
 
 from __future__ import annotations

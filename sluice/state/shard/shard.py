@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import msgspec
 
 from sluice.state.model import StateRow
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow

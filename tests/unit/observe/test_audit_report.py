@@ -14,7 +14,7 @@ from sluice.observe.audit_report import report
 from sluice.state.database import transaction
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder
-from sluice.state.ledger.tables import WORKERS
+from sluice.state.ledger.ledger_tables import WORKERS
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.local_shard import LocalShard
 from tests.support.states import States, ledger_url, make_audit, make_snapshot

@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.batch.stream_time import earliest_timer, spread_timers
 from sluice.operations.repartition import _Division
 from sluice.state.model import owner
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.operator_states import StateVersion
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,7 @@ from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
 from sluice.operators.columns import ColumnOperator, KeyedRows, Results
 from sluice.operators.encoding import encode_state, state_decoder
-from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 from sluice.values.windows import Bounds
 

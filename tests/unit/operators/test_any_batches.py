@@ -19,7 +19,7 @@ from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import LEFT, RIGHT, Operator
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
-from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from sluice.operators.suppress import Suppress

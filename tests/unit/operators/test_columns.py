@@ -19,7 +19,7 @@ from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import ColumnOperator, KeyedRows
 from sluice.operators.joins import stream_pairs
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
-from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
 from sluice.operators.table import Latest

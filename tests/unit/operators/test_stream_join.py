@@ -9,7 +9,7 @@ import pytest
 
 from sluice import within
 from sluice.operators.joins.by_key import How
-from sluice.operators.joins.streams import StreamJoin
+from sluice.operators.joins.stream_join import StreamJoin
 from tests.unit.operators.feed import Given, Ran, right, run
 
 

@@ -15,7 +15,7 @@ from sluice.query import Answer, AsOf, Pin, Reader
 from sluice.query import catalogue as catalogue_module
 from sluice.state.database import transaction
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.tables import WORKERS
+from sluice.state.ledger.ledger_tables import WORKERS
 from sluice.state.model import NO_WINDOW, owner
 from sluice.state.shard.ranges import Range
 from tests.support.states import States, ledger_url

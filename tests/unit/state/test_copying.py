@@ -12,7 +12,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.remote.copying import ShardCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
-from sluice.state.shard.answers import Answer
+from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.shard import Shard

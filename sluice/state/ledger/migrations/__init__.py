@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from sluice.errors import StateError
 from sluice.state.database import ANSWER_SECONDS, transaction
-from sluice.state.ledger.tables import GENERATIONS, METADATA, PIPELINES
+from sluice.state.ledger.ledger_tables import GENERATIONS, METADATA, PIPELINES
 from sluice.state.time_limits import waits_limited
 
 TABLE = "sluice_version"

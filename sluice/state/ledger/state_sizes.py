@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select
 
 from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.tables import SIZES
+from sluice.state.ledger.ledger_tables import SIZES
 
 DAYS = 7
 """The number of days for which sizes are kept."""
