@@ -98,10 +98,10 @@ class DatabaseTable:
         columns = [self._table.c[name] for name in self.table.columns]
         statement = select(key_column, *columns).where(key_column.in_([*values.values()]))
         with self._engine.connect() as database:
-            found = database.execute(statement).all()
+            rows = database.execute(statement).all()
         wanted = {*values.values()}
         by_value: dict[Any, list[Sequence[Any]]] = {}
-        for value, *row in found:
+        for value, *row in rows:
             # The database fills the values of a CHAR column with blanks, and ignores them when it compares.
             own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
             if own not in wanted:

@@ -208,8 +208,8 @@ class Rebuild:
         A topic that the old generation has read is among them even if it no longer exists, unless
         `from_topics`.
         """
-        known = None if self.from_topics else old
-        return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, known))
+        earlier = None if self.from_topics else old
+        return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier))
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
         most = self.settings.max_records or self.job.most_records

@@ -91,13 +91,13 @@ class Call(_Stateless):
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         answers_of_lists = self._calls.all([partial(self._call_many, asked) for asked in lists])
         results: list[Any] = []
-        for asked, answers in zip(lists, answers_of_lists, strict=True):
-            if isinstance(answers, BaseException) and len(asked) > 1:
-                results += self._ask_many(asked, 1)
+        for called_rows, answers in zip(lists, answers_of_lists, strict=True):
+            if isinstance(answers, BaseException) and len(called_rows) > 1:
+                results += self._ask_many(called_rows, 1)
             elif isinstance(answers, BaseException):
                 results.append(answers)
             else:
-                results += self._listed(answers, len(asked))
+                results += self._listed(answers, len(called_rows))
         return results
 
     def _call_many(self, rows: Sequence[Row]) -> Any:

@@ -53,9 +53,9 @@ def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> 
     for file in files:
         outcome = imported.get(file)
         if outcome is not None and not outcome.error:
-            found = msgspec.json.decode(outcome.text, type=FileFacts)
-            cached[file] = found.facts
-            _keep(file, home, found)
+            imported_facts = msgspec.json.decode(outcome.text, type=FileFacts)
+            cached[file] = imported_facts.facts
+            _keep(file, home, imported_facts)
         outcomes[file] = outcome if outcome is not None and outcome.error else Outcome(text=cached[file].name)
     usable, broken = usable_files(outcomes)
     return [cached[file] for file in usable], broken

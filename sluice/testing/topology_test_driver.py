@@ -221,8 +221,8 @@ class TopologyTestDriver:
         if waiting:
             if self._new_topics:
                 self._new_topics.clear()
-                known = self._run.job.matched_topics
-                self._run.read_also(matched_job(self._job, known, self._topics, partly=True))
+                matched = self._run.job.matched_topics
+                self._run.read_also(matched_job(self._job, matched, self._topics, partly=True))
             before = len(self._dead_letters())
             self._run.process(waiting)
             _log_errors(self._dead_letters()[before:])

@@ -29,10 +29,10 @@ def matches(pattern: str, topic: str) -> bool:
 def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:
     """The names in a list of topics, and the existing topics that a pattern of the list matches; each once."""
     topics = [*topics]
-    found = [topic for topic in topics if not is_pattern(topic)]
+    names = [topic for topic in topics if not is_pattern(topic)]
     for pattern in filter(is_pattern, topics):
-        found += sorted(topic for topic in existing if matches(pattern, topic))
-    return [*dict.fromkeys(found)]
+        names += sorted(topic for topic in existing if matches(pattern, topic))
+    return [*dict.fromkeys(names)]
 
 
 def declared_topics(topics: Iterable[str]) -> list[str]:

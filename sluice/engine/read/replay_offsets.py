@@ -51,10 +51,10 @@ def offsets_at(
     offsets = point.offsets or {}
     unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())
     if unknown:
-        known = [f"{topic}/{number}" for topic, number in sorted(ends)]
+        partitions = [f"{topic}/{number}" for topic, number in sorted(ends)]
         raise EngineError(
             f"The replay's offsets name partitions that cannot be chosen: {', '.join(unknown)}.",
-            next_step=f"Choose among {', '.join(known)}.",
+            next_step=f"Choose among {', '.join(partitions)}.",
         )
     return offsets
 

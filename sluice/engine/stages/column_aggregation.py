@@ -102,9 +102,9 @@ class Records:
         else:
             of_windows = self.line.places(windows.keys, windows.starts)
             of_held = self.line.places(self.held.keys, self.held.starts)
-        found = np.minimum(np.searchsorted(of_windows, of_held), len(of_windows) - 1)
-        is_same = of_windows[found] == of_held
-        continued[is_same] = found[is_same]
+        places = np.minimum(np.searchsorted(of_windows, of_held), len(of_windows) - 1)
+        is_same = of_windows[places] == of_held
+        continued[is_same] = places[is_same]
         return continued
 
 
@@ -243,8 +243,8 @@ class ColumnAggregation:
         times = table.column("time").to_numpy()[complete]
         encoded = table.column("key").take(pa.array(complete)).combine_chunks().dictionary_encode()
         held = HeldWindows.of([self.run.states[key] for key in encoded.dictionary.to_pylist()])
-        known = np.concatenate((times, held.starts, held.times))
-        line = Line.over(len(encoded.dictionary), known, reach_of(window))
+        all_times = np.concatenate((times, held.starts, held.times))
+        line = Line.over(len(encoded.dictionary), all_times, reach_of(window))
         places = line.places(encoded.indices.to_numpy(), times)
         order = np.argsort(places, kind="stable")
         places, sorted_rows = places[order], complete[order]

@@ -109,14 +109,14 @@ class Stages:
 
         Raises TopologyError if two streams have different types for an argument.
         """
-        known = self.arguments.get(edge.target, kinds)
-        for one, other in zip(known, kinds, strict=True):
-            if one != other and "void" not in (one, other):
+        earlier_kinds = self.arguments.get(edge.target, kinds)
+        for earlier, kind in zip(earlier_kinds, kinds, strict=True):
+            if earlier != kind and "void" not in (earlier, kind):
                 raise TopologyError(
-                    f"{self.job.pipeline.steps[edge.target]}: a column adds values of type {one} and {other}.",
+                    f"{self.job.pipeline.steps[edge.target]}: a column adds values of type {earlier} and {kind}.",
                     next_step="Convert them to the same type with CAST, or use another name for one column.",
                 )
-        return [other if one == "void" else one for one, other in zip(known, kinds, strict=True)]
+        return [kind if earlier == "void" else earlier for earlier, kind in zip(earlier_kinds, kinds, strict=True)]
 
     def operators(self, number: int) -> list[PlannedOperator]:
         return [operator for operator in self.job.operators if operator.stage == number]

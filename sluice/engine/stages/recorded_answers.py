@@ -56,15 +56,15 @@ class RecordedAnswers:
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
         """The answers of these rows; empty answers for rows that need none."""
         ids = [self._id(position, row) if self.operator.needs_answer(row) else "" for position, row in turn]
-        known = self._recorded([each for each in dict.fromkeys(ids) if each])
+        answers = self._recorded([each for each in dict.fromkeys(ids) if each])
         # Rows with the same id are the same input of the same record, and share a call.
-        asked: dict[str, Row] = {}
+        unanswered: dict[str, Row] = {}
         for each, (_, row) in zip(ids, turn, strict=True):
-            if each and each not in known:
-                asked.setdefault(each, row)
-        if asked:
-            known |= self._ask(asked)
-        return [known[each] if each else Answered() for each in ids]
+            if each and each not in answers:
+                unanswered.setdefault(each, row)
+        if unanswered:
+            answers |= self._ask(unanswered)
+        return [answers[each] if each else Answered() for each in ids]
 
     def _ask(self, asked: Mapping[str, Row]) -> dict[str, Answered]:
         """Ask for these rows, and record the answers.
@@ -136,5 +136,5 @@ class RecordedAnswers:
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = self.topics.get(source, ""), partition, offset_of(origin)
-        asked = msgspec.msgpack.encode((place, row.key, row.foreign, row.value, row.time, row.window))
-        return hashlib.blake2b(asked, digest_size=16).hexdigest()
+        question = msgspec.msgpack.encode((place, row.key, row.foreign, row.value, row.time, row.window))
+        return hashlib.blake2b(question, digest_size=16).hexdigest()

@@ -218,9 +218,9 @@ class LocalShard(Shard):
 
     @override
     def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
-        found = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
+        answers = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
         self._require_newest_writer(epoch)
-        return found
+        return answers
 
     @override
     def write_answers(

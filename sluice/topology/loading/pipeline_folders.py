@@ -114,11 +114,11 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     for file, outcome in results.items():
         if outcome.error and (file in named or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
-    known = {outcome.text for outcome in results.values()}
-    known.update(chain.from_iterable(declared.values()))
+    all_names = {outcome.text for outcome in results.values()}
+    all_names.update(chain.from_iterable(declared.values()))
     raise TopologyError(
         f"There is no pipeline {name!r} in {folder}.",
-        next_step=f"Known pipelines: {', '.join(sorted(filter(None, known)))}.",
+        next_step=f"Known pipelines: {', '.join(sorted(filter(None, all_names)))}.",
     )
 
 
