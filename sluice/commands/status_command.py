@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import typer
 
 from sluice.commands.console import errors_as_messages, out, wide
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.failures import Failure
     from sluice.state.model import Snapshot
+    from sluice.topology.loading import Broken
 
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
@@ -47,7 +49,7 @@ def status() -> None:
         figures = LedgerFigures.read(ledger)
         inputs = Inputs.of(figures)
         broken = {file.name for file in loaded.broken}
-        problems += [str(file.error) for file in loaded.broken]
+        problems += [_problem(_file_failure(file, figures)) for file in loaded.broken]
         for name in sorted({pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken):
             # This command has loaded the files itself, so it ignores failures of files that other processes recorded.
             failures = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
@@ -68,6 +70,15 @@ def _problem(failure: Failure) -> str:
     run = f", run {failure.run}" if failure.run else ""
     since = f"since {failure.at:%Y-%m-%d %H:%M:%S} UTC{run}"
     return f"{failure.pipeline}, {since}: {failure.title}. {failure.detail} {failure.next_step}".rstrip()
+
+
+def _file_failure(file: Broken, figures: LedgerFigures) -> Failure:
+    """The failure of a file that this command cannot load, since another process first recorded it, or since now."""
+    from sluice.state.ledger.failures import Failure
+
+    failure = Failure.of(file.error, file.name, kind="file")
+    recorded = [earlier.at for earlier in figures.failures.get(file.name, ()) if earlier.kind == "file"]
+    return msgspec.structs.replace(failure, at=min([*recorded, failure.at]))
 
 
 @dataclass

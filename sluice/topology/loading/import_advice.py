@@ -29,6 +29,8 @@ def next_step(error: BaseException, file: Path) -> str:
             return _module(name, file)
         case AttributeError(name=str(name), obj=obj) if isinstance(obj, _CLASSES):
             return _attribute(name, obj)
+        case SyntaxError():
+            return "Correct this line, or go back to the last version of the file."
         case TypeError():
             return _arguments(error_text(error))
         case _:

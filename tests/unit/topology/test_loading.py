@@ -203,7 +203,10 @@ WRONG = {
         "raise ValueError('\\udc80')",
         r"a\.py:1 cannot be imported: ValueError: \?\.$",
     ),
-    "no Python": ("pipeline =", r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\.$"),
+    "no Python": (
+        "pipeline =",
+        r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\. Correct this line, or go back to the last version of the file\.$",
+    ),
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
         "import time\ntime.sleep(60)",
