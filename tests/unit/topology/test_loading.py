@@ -205,7 +205,7 @@ WRONG = {
     ),
     "no Python": (
         "pipeline =",
-        r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\. Correct this line, or go back to the last version of the file\.$",
+        r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\. Correct this line, or go back",
     ),
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
