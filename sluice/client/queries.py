@@ -106,7 +106,7 @@ class Queries:
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def overview(self) -> list[Overview]:
-        """All pipelines you may read, the worst first: health, unread records, last run, dead letters of a day."""
+        """Health, unread records, last run and dead letters of the last day of each pipeline; the worst comes first."""
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:

@@ -97,7 +97,7 @@ class Inputs:
 
     @classmethod
     def of(cls, figures: LedgerFigures) -> Self:
-        """Look at the topics of all pipelines that have run."""
+        """Read from Kafka what is unread or held back in the topics of all pipelines that have run."""
         from sluice.errors import BrokersUnreachable
         from sluice.kafka.brokers import broker_errors, require_brokers
 

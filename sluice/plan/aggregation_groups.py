@@ -105,7 +105,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A select of a group's changes: replaces a changed value with an expression.
+    """A `select` step after a group: replaces the value of each change by the result of an expression.
 
     In the expression, `v` is the changed value, and `_key` is its key.
     """

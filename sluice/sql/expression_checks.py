@@ -245,7 +245,7 @@ def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
     kinds = {part: _kind(part, types) for part in parts}
-    # The concatenation of bytes only is bytes again, not text.
+    # If all parts of a concatenation are bytes, its result is bytes too, so nothing is used as text.
     if isinstance(node, exp.Concat) and set(kinds.values()) == {"BINARY"}:
         return
     for part, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""The line of the author's file that is being executed, and all files whose code is being executed."""
+"""Finds two things in the call stack: the author's current line, and all files with code on the stack."""
 
 from __future__ import annotations
 

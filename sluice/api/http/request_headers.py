@@ -6,7 +6,7 @@ from starlette.types import Scope
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """The value of a request's first header with this name, in lower case; empty if the request does not have it.
+    """The value of a request's first header with this name; empty if there is none. `name` is in lower case.
 
     A look-up in Starlette's `Request.headers` takes longer.
     """

@@ -1,1 +1,1 @@
-"""Runs operators in stages: the task that makes their rows, a stage, and the run of one operator."""
+"""Runs operators in stages: makes rows for operators, runs the operators of a stage, and sends their results on."""

@@ -15,7 +15,7 @@ from sluice.values.windows import Bounds, CustomWindow
 class CustomWindowAggregate(WindowAggregation):
     """One aggregate per key and window.
 
-    Records with a null value are aggregated, as in Kafka Streams' windows `[start, end)`.
+    Records with a null value are aggregated, as in Kafka Streams' tumbling and hopping windows.
 
     The state maps each window's bounds to its aggregate, because a window's end does not follow from its start. A
     record is counted as `late` once for each window for which it is late.

@@ -169,7 +169,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(dict(self.counts), dict(self.bins), self.least, self.most)
 
     def merge(self, other: Histogram[T]) -> Histogram[T]:
-        """The numbers of both histograms."""
+        """Return a histogram of all numbers that either histogram has counted."""
         counts = dict(self.counts)
         for value, count in other.counts.items():
             _count(counts, value, count)
