@@ -57,7 +57,8 @@ class Edge:
     counts_every_record: bool = False
     """Whether all records of the topics advance stream time, even records that a filter removes on the way."""
     path: tuple[str, ...] = ()
-    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to the target."""
+    """The SQL of each element of a row's path (`values.row_order`). The path begins at the record or result
+    that the stage reads, and ends at the target."""
     rekeyed: bool = False
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()

@@ -1,8 +1,8 @@
 """A cache for expensive values that many callers request at the same time.
 
 Libraries have either a cache with limits of time and size (cachetools), which does not work with
-coroutines, or a cache for coroutines (async-lru), which can neither limit the size of all values
-nor leave out single values.
+coroutines, or a cache for coroutines (async-lru), which can neither limit the total size of the
+values nor decline to keep a certain value.
 """
 
 from __future__ import annotations

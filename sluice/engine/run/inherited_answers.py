@@ -20,7 +20,9 @@ log = structlog.get_logger()
 
 
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
-    """Copy the answers of the job's steps into the generation's shards, each to the worker that owns its key.
+    """Copy the answers of the job's steps from the current generation's shards into those of a new generation.
+
+    The worker that owns an answer's key gets the answer.
 
     If a shard is lost or damaged, its answers are left out, and the rebuild makes their calls
     again.

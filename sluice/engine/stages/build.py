@@ -65,7 +65,8 @@ def stage_operator(
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read` is true if later expressions read fields of the results, so that the results must fit the resolved types.
+    `is_read` is true if later expressions read fields of the results, so that the results must fit the types
+    that the plan has found for these fields.
     `only_last` is true if only a key's last result in a batch matters. `connections`: environment variable → the URL of
     a database in which records are looked up.
     """

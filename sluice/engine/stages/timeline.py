@@ -111,7 +111,8 @@ class Timeline:
         """The closed time after each of these advances."""
         self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
         self.searches = self._searches(sides, complete) if operator.is_stream_join else ()
-        """For each side of a join, the advances at which it may search for unmatched records, and their times."""
+        """For each side of a join, the advances at which the join may search for unmatched records of this side, and
+        the stream time of each advance."""
 
     @property
     def went_on_when_idle(self) -> bool:
