@@ -164,6 +164,7 @@ class Overdue(EngineError):
     """A run has missed the pipeline's deadline, and the newest snapshot is older than the deadline."""
 
     title = "The data are too old"
+    next_step = "Look at the DAG in Airflow: it may be paused, its runs may fail or wait, or they take too long."
 
 
 class BatchDiffers(EngineError):
