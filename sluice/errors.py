@@ -93,7 +93,7 @@ class RecordsHeld(EngineError):
     """An open transaction of a producer holds back records of a pipeline."""
 
     title = "A transaction holds back records"
-    next_step = "Stop the producer, or end its transaction: kafka-transactions.sh describe-producers, then abort."
+    next_step = "Find the producer and stop it, or end its transaction: kafka-transactions.sh describe-producers."
 
 
 class NoSlot(EngineError):
