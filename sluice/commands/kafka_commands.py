@@ -30,7 +30,7 @@ def kafka_start(
 
 @app.command("stop")
 def kafka_stop(folder: Folder = None) -> None:
-    """Stop the broker that `kafka start` has started."""
+    """Stop the broker that `sluice kafka start` has started."""
     from sluice.local.broker import stop
 
     with errors_as_messages():

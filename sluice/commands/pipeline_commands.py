@@ -104,7 +104,9 @@ def run(
     master: Master = LOCAL,
     linger: Annotated[
         str,
-        typer.Option(help='Then wait this long for new records, e.g. "5 minutes"; default: set by the pipeline.'),
+        typer.Option(
+            help='After the last record, wait this long for more, e.g. "5 minutes"; default: set by the pipeline.'
+        ),
     ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read everything."""

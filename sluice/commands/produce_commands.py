@@ -26,7 +26,9 @@ def orders(
     seed: Seed = 7,
     bad: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")] = 0.01,
     late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that are two minutes old.")] = 0.0,
-    start: Annotated[str, typer.Option(help="Time of the first order in UTC, or now.")] = "2022-12-05T08:55:27",
+    start: Annotated[
+        str, typer.Option(help="Time of the first order in UTC, or the word `now`.")
+    ] = "2022-12-05T08:55:27",
     topic: Annotated[str, typer.Option(help="The topic for the orders.")] = "orders",
     bootstrap: Bootstrap = "",
 ) -> None:
@@ -61,7 +63,9 @@ def _producer(name: str) -> Callable[..., None]:
             typer.Option(min=1, help="Approximate number of records; default: set by the example."),
         ] = None,
         seed: Seed = 7,
-        start: Annotated[str, typer.Option(help="Time of the first record in UTC, or now.")] = "2025-03-03T08:00:00",
+        start: Annotated[
+            str, typer.Option(help="Time of the first record in UTC, or the word `now`.")
+        ] = "2025-03-03T08:00:00",
         bootstrap: Bootstrap = "",
     ) -> None:
         from sluice.examples.example import create_example_topics, produce_samples

@@ -43,7 +43,7 @@ Field = Annotated[
 Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
 AsOf = Annotated[
     str | None,
-    typer.Option(help="A snapshot 1.42, run:NAME, or a time; default: the newest snapshot."),
+    typer.Option(help="A snapshot such as 1.42, run:NAME, or a time; default: the newest snapshot."),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
 Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
@@ -185,7 +185,7 @@ def top(
     store: Store,
     field: Field = "",
     limit: Limit = 10,
-    smallest: Annotated[bool, typer.Option("--smallest", help="Sort ascending.")] = False,
+    smallest: Annotated[bool, typer.Option("--smallest", help="Print the smallest numbers instead.")] = False,
     prefix: Prefix = None,
     start: From = None,
     end: To = None,

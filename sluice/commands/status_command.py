@@ -73,7 +73,7 @@ def _problem(failure: Failure) -> str:
 
 
 def _file_failure(file: Broken, figures: LedgerFigures) -> Failure:
-    """The failure of a file that this command cannot load, since another process first recorded it, or since now."""
+    """The failure of a file that this command cannot load. It began when a process first recorded it, or else now."""
     from sluice.state.ledger.failures import Failure
 
     failure = Failure.of(file.error, file.name, kind="file")
