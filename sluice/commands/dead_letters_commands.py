@@ -55,8 +55,8 @@ def redrive(
 ) -> None:
     """Write the records of dead letters to their topics again, each once.
 
-    Without --reason, only records that could not be read are written, because steps that have
-    processed other records would count them twice.
+    Without --reason, only records that could not be read are written. Some steps may have
+    processed any other record before it failed, and would count it twice.
     """
     from sluice.kafka.dead_letter_topic import DeadLetterFilter
     from sluice.kafka.redrive import redrive as redrive_chosen

@@ -138,7 +138,7 @@ def rebuild(
 
 
 def repartition(pipeline: PipelineName) -> None:
-    """Spread a pipeline's state over more or fewer workers: as many as its file now has. No run may be in progress.
+    """Spread a pipeline's state over the number of workers that its file now has. No run may be in progress.
 
     Stores keep their values, and the next run continues where the last run stopped. The topics are
     not read.
@@ -162,7 +162,7 @@ def audit(
     run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
 ) -> None:
-    """Account for every record that was read; status 1 if one is missing or a shard is damaged."""
+    """Account for every record that was read; exit with 1 if one is missing or a shard is damaged."""
     from sluice.observe.audit_report import report
 
     with errors_as_messages():

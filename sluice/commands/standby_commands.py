@@ -1,4 +1,4 @@
-"""`sluice standby`: copies of workers' shards at second state servers, for when the first is gone."""
+"""`sluice standby`: copies of workers' shards at second state servers, which replace a server that is gone."""
 
 from __future__ import annotations
 
