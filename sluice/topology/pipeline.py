@@ -180,9 +180,9 @@ class Pipeline(Graph):
         max_topics: int = 100,
         on_error: OnError | None = None,
     ) -> Stream[V]:
-        """Read a topic, or several topics with values of one type, as a stream. `_topic` is a record's topic.
+        """Read a topic, or several topics with values of one type, as a stream.
 
-        A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name it matches. Each run looks for
+        In expressions, `_topic` is the topic of a record. A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name it matches. Each run looks for
         them when it begins, and reads a new topic from its beginning. A run that finds more than `max_topics` reads
         none of them.
 
