@@ -182,9 +182,9 @@ class Pipeline(Graph):
     ) -> Stream[V]:
         """Read a topic, or several topics with values of one type, as a stream.
 
-        In expressions, `_topic` is the topic of a record. A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name it matches. Each run looks for
-        them when it begins, and reads a new topic from its beginning. A run that finds more than `max_topics` reads
-        none of them.
+        In expressions, `_topic` is the topic of a record. A pattern, such as `re.compile("sales_.*")`, means all topics
+        whose whole name it matches. Each run looks for them when it begins, and reads a new topic from its beginning.
+        A run that finds more than `max_topics` reads none of them.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, a list of fields, or a function from the Kafka key's bytes to text (default: the Kafka key as
