@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from sluice.errors import EngineError
+from sluice.values.phrases import counted
 from sluice.values.windows import Bounds
 
 LEFT, RIGHT, MOVED = 0, 1, 2
@@ -43,6 +45,19 @@ def require_run(result: object) -> None:
     """Raise TypeError for a result that shows that the author's code has not run: a coroutine or a generator."""
     if isinstance(result, Coroutine | Generator | AsyncGenerator):
         raise TypeError(f"the function returned a {type(result).__name__}, so its code did not run")
+
+
+def listed_results(step: str, results: Any, count: int, error: type[EngineError]) -> list[Any]:
+    """The results of a function that takes many values, as a list. Raises `error` unless each value has a result."""
+    is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes)
+    if is_list and len(results) == count:
+        return list(results)
+    returned = counted(len(results), "result") if is_list else f"a {type(results).__name__}"
+    raise error(
+        f"{step} gave its function {counted(count, 'value')} and got {returned} back.",
+        next_step="Nothing from the batch was published. Return a list with one result per value, in the order of the "
+        "values, and run again.",
+    )
 
 
 class Row(msgspec.Struct):

@@ -13,12 +13,19 @@ from typing import Any
 import msgspec
 
 from sluice.errors import EngineError, error_text
-from sluice.operators.base import Answered, Output, RecordedFailure, Row, Timeless, require_run
+from sluice.operators.base import (
+    Answered,
+    Output,
+    RecordedFailure,
+    Row,
+    Timeless,
+    listed_results,
+    require_run,
+)
 from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
 from sluice.values.call_parameters import CallPolicy
 from sluice.values.function_wrappers import is_async
-from sluice.values.phrases import counted
 from sluice.values.record_metadata import OnMissing
 from sluice.values.windowed_keys import windowed_key_text
 
@@ -97,23 +104,11 @@ class Call(_Stateless):
             elif isinstance(answers, BaseException):
                 results.append(answers)
             else:
-                results += self._listed(answers, len(called_rows))
+                results += listed_results(self._step, answers, len(called_rows), EngineError)
         return results
 
     def _call_many(self, rows: Sequence[Row]) -> Any:
         return self._function([self._value(row) for row in rows])
-
-    def _listed(self, answers: Any, count: int) -> list[Any]:
-        """The results of one call. Raises EngineError unless there is one result per value."""
-        is_list = isinstance(answers, Sequence) and not isinstance(answers, str | bytes)
-        if is_list and len(answers) == count:
-            return list(answers)
-        got = counted(len(answers), "result") if is_list else f"a {type(answers).__name__}"
-        raise EngineError(
-            f"{self._step} gave its function {counted(count, 'value')} and got {got} back.",
-            next_step="Nothing from the batch was published. Return a list with one result per value, in the order of "
-            "the values, and run again.",
-        )
 
     def _value(self, row: Row) -> Any:
         return self._decode(row.value or "null")

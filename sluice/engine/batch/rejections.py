@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from sluice.engine.batch.row_schemas import REJECTED, sorted_indices
 from sluice.errors import RecordFailed, error_text
 from sluice.operators.base import RecordedFailure
-from sluice.values.phrases import counted
 from sluice.values.sql_text import struct_json
 
 LONGEST_DETAIL = 2_000
@@ -75,15 +74,6 @@ def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFa
             if isinstance(error, MemoryError)
             else "This exception ends the run, because it is no error of a record. Correct the function, and run again."
         ),
-    )
-
-
-def wrong_batch_error(step: str, given: int, returned: str) -> RecordFailed:
-    """The error that ends the run when a function of many values does not return a result per value."""
-    return RecordFailed(
-        f"{step} gave its function {counted(given, 'value')} and got {returned} back.",
-        next_step="Nothing from the batch was published. Return a list with one result per value, in the order of the "
-        "values, and run again.",
     )
 
 

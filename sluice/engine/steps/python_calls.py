@@ -18,9 +18,9 @@ from sluice.engine.batch.rejections import (
     describe_error,
     run_ending_error,
     subject_of,
-    wrong_batch_error,
 )
-from sluice.operators.base import rejects_record, require_run
+from sluice.errors import RecordFailed
+from sluice.operators.base import listed_results, rejects_record, require_run
 from sluice.operators.encoding import Declared, require_key
 from sluice.plan import Job, PythonFunction
 from sluice.sql.arrow_from_json import array_of_json
@@ -180,7 +180,9 @@ class BatchCall(_Calls):
             # One value makes the whole call fail. The halves show which value it is.
             middle = len(texts) // 2
             return self._outcomes(texts[:middle]) + self._outcomes(texts[middle:])
-        return [self._outcome(result) for result in self._listed(results, len(texts))]
+        if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
+            results = results.to_pylist()
+        return [self._outcome(result) for result in listed_results(self.step, results, len(texts), RecordFailed)]
 
     def _arguments(self, texts: list[str]) -> Any:
         """The values as the function takes them."""
@@ -190,16 +192,6 @@ class BatchCall(_Calls):
         if pa.types.is_struct(column.type):
             return pa.RecordBatch.from_struct_array(column)
         return pa.RecordBatch.from_arrays([column], ["value"])
-
-    def _listed(self, results: Any, count: int) -> list[Any]:
-        """The results as a list with a result per value. Raises RecordFailed for anything else."""
-        if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
-            results = results.to_pylist()
-        if not isinstance(results, Sequence) or isinstance(results, str | bytes):
-            raise wrong_batch_error(self.step, count, f"a {type(results).__name__}")
-        if len(results) != count:
-            raise wrong_batch_error(self.step, count, counted(len(results), "result"))
-        return list(results)
 
     def _outcome(self, result: Any) -> Outcome:
         try:
