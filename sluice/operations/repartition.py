@@ -34,7 +34,7 @@ from sluice.state.model import GenerationInfo, WorkerInfo, owner
 from sluice.state.remote.copying import NewShard, Progress, SourceShard, Versions
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import by_worker
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Version
@@ -179,7 +179,7 @@ def _divide(
                 move(origin.rows(), division.of_rows, NewShard.add)
                 move(origin.states(), division.of_states, NewShard.add_states)
                 for page in pages_of_answers(shard):
-                    for number, answers in division.of_answers(page).items():
+                    for number, answers in by_worker(page, len(new.workers)).items():
                         targets[number].add_answers(answers)
             if reason := origin.difference(None if audit is None else audit.published_checksums(worker.number)):
                 raise damaged_state({worker.number: (worker.location, reason)})
@@ -221,12 +221,6 @@ class _Division:
             if state.shared:
                 raise self._indivisible("The keys of a worker share a state, such as the buffer of a suppress step.")
             divided[self._owner(state.key)].append(state)
-        return divided
-
-    def of_answers(self, page: Sequence[Answer]) -> dict[int, list[Answer]]:
-        divided: dict[int, list[Answer]] = defaultdict(list)
-        for answer in page:
-            divided[owner(answer.key, self.workers)].append(answer)
         return divided
 
     def _owner(self, key: str) -> int:

@@ -86,8 +86,9 @@ class IdleTime:
         timer's time, so the results of a timer that is not due yet cannot become late. A processor
         therefore counts only if one of its timers is due at `now`.
         """
+        before = self._before(operator)
         for other in self._waiting:
-            if other.number in self._before(operator):
+            if other.number in before:
                 is_timed = isinstance(other.action, Process)
                 if not is_timed or (now is not None and self._reached_at(other) <= now):
                     return True

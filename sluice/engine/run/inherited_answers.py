@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import structlog
 from msgspec.structs import replace
 
@@ -12,8 +10,8 @@ from sluice.engine.batch.worker_shards import worker_shard
 from sluice.errors import StateError
 from sluice.plan.operator_parameters import Call, TableLookup
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationRef, owner
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.model import GenerationRef
+from sluice.state.shard.answer_rows import Answer, by_worker
 from sluice.state.shard.pages import pages_of_answers
 
 log = structlog.get_logger()
@@ -46,9 +44,6 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
 
 
 def _write(storage: Storage, answers: list[Answer], epoch: int) -> None:
-    by_worker: dict[int, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        by_worker[owner(answer.key, len(storage.locations))].append(answer)
-    for worker, of_worker in by_worker.items():
+    for worker, of_worker in by_worker(answers, len(storage.locations)).items():
         with storage.shard(worker) as shard:
             shard.write_answers(of_worker, epoch)

@@ -9,10 +9,12 @@ Access answers through a `Shard`, which fences off older writers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from sluice.state.model import owner
 from sluice.state.shard.database_driver import Driver
 
 _IDS_AT_ONCE = 500
@@ -45,6 +47,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The result as JSON; None for null or a failure."""
     error: str | None = None
     """Why the call has failed; None if it has not."""
+
+
+def by_worker(answers: Iterable[Answer], workers: int) -> dict[int, list[Answer]]:
+    """Worker's number → the answers for its keys, if there are `workers` workers."""
+    divided: dict[int, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        divided[owner(answer.key, workers)].append(answer)
+    return divided
 
 
 def prepare(driver: Driver) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.batch.stream_time import earliest_timer, spread_timers
 from sluice.operations.repartition import _Division
 from sluice.state.model import owner
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import Answer, by_worker
 from sluice.state.shard.operator_states import StateVersion
 
 pytestmark = pytest.mark.unit
@@ -41,8 +41,7 @@ def test_every_new_worker_looks_for_timers_at_the_earliest_time_of_an_old_one() 
 
 
 def test_recorded_answers_follow_their_keys() -> None:
-    old: Any = SimpleNamespace(workers=[0, 1])
     answers = [Answer("score", str(number), key, 0, 0) for number, key in enumerate(("tea", "pot", ""))]
-    divided = _Division(old, 0, 3, frozenset()).of_answers(answers)
+    divided = by_worker(answers, 3)
     assert divided == {worker: [each for each in answers if owner(each.key, 3) == worker] for worker in divided}
     assert sum(map(len, divided.values())) == 3
