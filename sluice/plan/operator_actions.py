@@ -167,7 +167,7 @@ def _process(node: nodes.Process) -> Process:
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
     """Raises TopologyError if an expression has a type that times or headers cannot have."""
-    types = types_after(node.parent) | METADATA | CHANGE_METADATA
+    types = _types_of_input(node)
     if node.time is not None:
         kind = type_of(node.time, types)
         advice = "timestamp_millis(...)" if kind else "CAST(... AS TIMESTAMP)"
@@ -178,6 +178,10 @@ def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
         _require_type(node, f"header {name!r}", kind, {"STRING", "BINARY"}, "CAST(... AS STRING)")
         headers.append((name, kind == "BINARY"))
     return SetMetadata(node.time is not None, tuple(headers))
+
+
+def _types_of_input(node: nodes.SetMetadata) -> dict[str, str]:
+    return types_after(node.parent) | METADATA | CHANGE_METADATA
 
 
 def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], advice: str) -> None:
@@ -191,7 +195,7 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
     """SQL of the new time and headers as JSON, as `SetMetadata` reads them. `sqls`: name → SQL of the expression."""
-    types = types_after(node.parent) | METADATA | CHANGE_METADATA
+    types = _types_of_input(node)
     parts: list[str] = []
     for name, text in metadata_texts(node).items():
         if is_null(text):

@@ -57,13 +57,6 @@ class PipedInput:
         names = ", ".join(f"'{topic}'" for topic in topics)
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
-    def forget(self, done: Sequence[Sequence[str]] = ()) -> None:
-        """Empty the input, and add the records of batches that the query's checkpoint marks as done."""
-        if self._stream is not None:
-            self._stream.reset()
-        for records in done:
-            self.add(records)
-
     def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as JSON of the columns."""
         batch = self._class("java.util.ArrayList")()

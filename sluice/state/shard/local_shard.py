@@ -231,7 +231,7 @@ class LocalShard(Shard):
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
     ) -> None:
         with self._writing(epoch):
-            recorded_answers.prepare(self._driver)
+            self._prepare_answers()
             recorded_answers.write(self._driver, answers)
             for step, before in forget.items():
                 recorded_answers.forget(self._driver, step, before)
@@ -239,7 +239,7 @@ class LocalShard(Shard):
     @override
     def forget_failures(self, batch: int, epoch: int) -> None:
         with self._writing(epoch):
-            recorded_answers.prepare(self._driver)
+            self._prepare_answers()
             recorded_answers.forget_failures(self._driver, batch)
 
     @override
@@ -250,9 +250,14 @@ class LocalShard(Shard):
     def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
         with self._driver.transaction():
             self._require_sealed()
-            recorded_answers.prepare(self._driver)
+            self._prepare_answers()
             recorded_answers.write(self._driver, answers)
             recorded_answers.forget_all(self._driver, oldest)
+
+    def _prepare_answers(self) -> None:
+        # A task records answers many times, and PostgreSQL locks the table even to find that its index exists.
+        if not self._has_answers:
+            recorded_answers.prepare(self._driver)
 
     @property
     def _has_answers(self) -> bool:
