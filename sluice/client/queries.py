@@ -371,7 +371,7 @@ class _Events:
 
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
-    """A query with these parameters, leaving out each parameter whose value is None."""
+    """Build a query from all parameters that are not None."""
     parameters = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():

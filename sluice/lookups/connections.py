@@ -20,7 +20,7 @@ class Connection:
     url: str = field(repr=False)
 
     def engine_url(self) -> URL:
-        """The URL as SQLAlchemy takes it. Raises SettingsError, without the URL, if there is none or it is invalid."""
+        """Parse the URL for SQLAlchemy. Raises SettingsError if it is missing or invalid; the error omits the URL."""
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
 

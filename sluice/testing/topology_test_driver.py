@@ -185,10 +185,9 @@ class TopologyTestDriver:
         self._waiting.append(record)
 
     def commit(self) -> None:
-        """Process the records that were piped since the last batch as one batch.
+        """Process all records that have been piped since the last batch, as one batch.
 
-        If the pipeline writes to a topic that it reads, further batches read what it has written, until a batch writes
-        nothing to this topic.
+        If the pipeline also reads a topic that it writes, more batches follow, until one writes nothing to this topic.
         """
         for _ in range(_MOST_ROUNDS):
             self._feed_back()

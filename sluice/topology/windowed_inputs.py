@@ -36,8 +36,9 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
     """The properties that two window definitions must share for their windows to have the same bounds."""
     kind = type(window)
-    # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. For
-    # sessions, `size_ms` is None: sessions with different gaps can have the same bounds, too.
+    # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Nor
+    # do the gaps of sessions, whose `size_ms` is None: sessions with different gaps can have the
+    # same bounds.
     if isinstance(window, CalendarWindow | CustomWindow):
         return kind, replace(window, grace_ms=0)
     return kind, window.size_ms

@@ -36,7 +36,7 @@ def chosen(seed: int) -> list[Incident]:
 
 
 def start(folder: Path, seed: int) -> None:
-    """Start the platform, and cause incidents on request until it is told to stop."""
+    """Start the platform, cause an incident at each request `next`, and end at the request `stop`."""
     folder.mkdir(parents=True)
     incidents = chosen(seed)
     with stage(folder) as opened, ExitStack() as present:

@@ -6,9 +6,9 @@ from starlette.types import Scope
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """The value of a request's first header with this name; empty if there is none. `name` is in lower case.
+    """Return the value of the first header with this name, or nothing if the request does not have it.
 
-    A look-up in Starlette's `Request.headers` takes longer.
+    `name` must be in lower case. A look-up in Starlette's `Request.headers` takes longer.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
     for header_name, value in headers:

@@ -42,7 +42,7 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # All rows of one record share an outcome. The offsets tell which rows belong to one record.
+        # A record is counted once, however many rows it has. Rows of the same record have the same offset.
         self.records = records
         """The offset of each row's record; None unless steps may have turned one record into several rows."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped

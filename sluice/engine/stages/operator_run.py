@@ -76,7 +76,7 @@ class BatchStates:
         return BEFORE_ALL if due is None else due
 
     def earliest_result(self, operator: int, after: int) -> int:
-        """The earliest stream time later than `after` at which a result is due; -1 if there is none.
+        """Return the next stream time after `after` at which a result is due, or -1 if no result is.
 
         Call this after the batch's states are written. For a join, this may also be the time at
         which a record can no longer be matched.

@@ -59,7 +59,7 @@ def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """The smallest text greater than every text with this prefix; None if there is none."""
+    """Return the text that sorts right after all texts with this prefix, or None if they sort last."""
     for index in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[index])
         if code < sys.maxunicode:
