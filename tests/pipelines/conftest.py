@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,7 +16,11 @@ from tests.support.postgres import new_database
 
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 
-Drive = Callable[[Pipeline | str], TopologyTestDriver]
+
+class Drive(Protocol):
+    """Makes the driver of a pipeline, whose wall clock starts now or at `clock` in epoch ms."""
+
+    def __call__(self, pipeline: Pipeline | str, clock: int | None = None) -> TopologyTestDriver: ...
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +34,11 @@ def drive(session: SparkSession | None, server: str) -> Iterator[Drive]:
     """Makes a driver of a pipeline, or of the pipeline in `spark_jobs` with a name, and closes it after the test."""
     made: list[TopologyTestDriver] = []
 
-    def driver(pipeline: Pipeline | str) -> TopologyTestDriver:
+    def driver(pipeline: Pipeline | str, clock: int | None = None) -> TopologyTestDriver:
         if isinstance(pipeline, str):
             pipeline = load_pipeline(PIPELINES, pipeline)
-        made.append(TopologyTestDriver(pipeline, spark=session, database=new_database(server) if server else ""))
+        database = new_database(server) if server else ""
+        made.append(TopologyTestDriver(pipeline, spark=session, database=database, clock=clock))
         return made[-1]
 
     yield driver

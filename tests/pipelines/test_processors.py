@@ -47,6 +47,10 @@ class Account:
         self.context.forward(timer.key, timer.name, to=timer.clock)
 
 
+HALF_AN_HOUR = 1_800_000
+"""In ms."""
+
+
 def accounts() -> Pipeline:
     pipeline = Pipeline("accounts", workers=2)
     payments = pipeline.stream("payments", value=Payment).deduplicate("id", within="10 seconds")
@@ -217,16 +221,18 @@ def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> Non
 
 @pytest.mark.spark
 def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
-    driver = drive(accounts())
+    driver = drive(accounts(), clock=HALF_AN_HOUR)
     pay(driver, "1", 10, key="ann", at=0)
     assert len(read(driver, "asleep")) == 1, "the timer was due at once"
     pay(driver, "2", 1, key="bob", at=1)
     read(driver, "asleep")
 
-    driver.advance(2 * 3_600_000)
+    driver.advance(HALF_AN_HOUR)
     assert sorted(read(driver, "asleep")) == [("ann", "asleep"), ("bob", "asleep")], "without a record"
-    driver.advance(60_000)
+    driver.advance(2 * HALF_AN_HOUR - 1)
     assert read(driver, "asleep") == []
+    driver.advance(1)
+    assert len(read(driver, "asleep")) == 2, "a timer fires at each full hour"
 
 
 class Report:
