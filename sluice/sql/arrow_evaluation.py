@@ -40,6 +40,7 @@ from sluice.sql.arrow_values import (
     Value,
     any_of,
     array_of,
+    false_if_null,
     ignore_failures,
     map_rows,
     mask_of,
@@ -188,8 +189,12 @@ def _value_where(
 ) -> Result:
     """The value in rows where a condition is true, else null. The value is computed only for these rows."""
     passed = mask_of(condition.values, evaluation.count)
-    # If all rows pass, or the value has no parts to compute, selecting the rows saves nothing.
-    if passed.all() or not true.parts:
+    if passed.all():
+        value = evaluation.convert(true, kind)
+        values = array_of(value.values, evaluation.count)
+        return Result(values, any_of(condition.failed, value.failed))
+    # If the value has no parts to compute, selecting the rows saves nothing.
+    if not true.parts:
         value = evaluation.convert(true, kind)
         return _choose(evaluation, condition, value, Result(pa.scalar(None, arrow_type(kind))))
     result = evaluation.for_rows(passed, true.columns).convert(true, kind)
@@ -229,7 +234,7 @@ def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
     """For each row: `true` where the condition is true, `false` where the condition is false or null."""
-    passed = pc.fill_null(condition.values, False)
+    passed = false_if_null(condition.values)
     failed = None
     if true.failed is not None or false.failed is not None:
         nowhere = np.zeros(evaluation.count, bool)

@@ -31,8 +31,16 @@ def array_of(value: Value, count: int) -> pa.Array:
 
 def mask_of(conditions: Value, count: int) -> Mask:
     """The rows for which a condition is true, neither false nor null."""
-    is_true = pc.fill_null(array_of(conditions, count), False)
+    is_true = false_if_null(array_of(conditions, count))
     return np.asarray(is_true.to_numpy(zero_copy_only=False), bool)
+
+
+def false_if_null(conditions: Value) -> Value:
+    """The conditions, with false in the place of null."""
+    # Few conditions have nulls, and Arrow takes as long for the call as for thousands of rows.
+    if isinstance(conditions, pa.Array) and not conditions.null_count:
+        return conditions
+    return pc.fill_null(conditions, False)
 
 
 def valid_rows(value: Value, count: int) -> Mask:

@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self, get_args
 
 import msgspec
-from sqlalchemy import and_, delete, insert, not_, select
+from sqlalchemy import and_, bindparam, delete, insert, not_, select
 from sqlalchemy.sql import ColumnElement
 
 from sluice.answers import FailureKind
@@ -100,11 +100,8 @@ class Failures(LedgerPart):
 
     def all(self, now: datetime | None = None) -> list[Failure]:
         """All failures, sorted by pipeline, kind and host."""
-        c = FAILURES.c
         expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
-        is_expired = and_(c.kind.in_(OBSERVED_KINDS), c.seen_at < _as_text(expired))
-        columns = [c[name] for name in Failure.__struct_fields__]
-        rows = self._read(select(*columns).where(not_(is_expired)).order_by(c.pipeline, c.kind, c.host))
+        rows = self._read(_UNEXPIRED, {"expired": _as_text(expired)})
         return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
 
     def add(self, failure: Failure) -> None:
@@ -181,6 +178,13 @@ def _row(failure: Failure) -> dict[str, Any]:
 def _as_text(moment: datetime) -> str:
     """A time as text. All times get equally long texts, so every collation sorts them by time."""
     return moment.isoformat(timespec="microseconds")
+
+
+_UNEXPIRED = (
+    select(*(FAILURES.c[name] for name in Failure.__struct_fields__))
+    .where(not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired"))))
+    .order_by(FAILURES.c.pipeline, FAILURES.c.kind, FAILURES.c.host)
+)
 
 
 def _same(failure: Failure) -> tuple[ColumnElement[bool], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Engine, RowMapping
@@ -16,6 +17,6 @@ class LedgerPart:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def _read(self, statement: Select[Any]) -> list[RowMapping]:
+    def _read(self, statement: Select[Any], parameters: Mapping[str, Any] | None = None) -> list[RowMapping]:
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            return list(connection.execute(statement).mappings())
+            return list(connection.execute(statement, parameters).mappings())

@@ -8,6 +8,7 @@ which readers see.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -355,6 +356,7 @@ SIZES = Table(
 )
 
 
+@lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
     """Condition that selects the rows of one generation."""
     return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
