@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psutil
 from confluent_kafka import Producer
@@ -169,9 +170,16 @@ def pool_taken(stage: Stage) -> Iterator[None]:
     stage.change(f"dags/other_team/dagRuns/{run}", state="failed")
 
 
+def is_second_attempt(task: Mapping[str, Any]) -> bool:
+    return task.get("state") == "running" and task.get("try_number") == 2
+
+
 @contextmanager
 def lease_held(stage: Stage) -> Iterator[None]:
-    """A task is killed while its driver lingers, which lives on and keeps the lease. The retry lingers as long."""
+    """A task is killed while its driver lingers, which lives on and keeps the lease. The retry lingers as long.
+
+    Until Airflow starts the retry, nothing is wrong: the first driver processes all records.
+    """
     stage.await_no_driver("sales")
     with stage.admin() as airflow:
         airflow.trigger("sales", {"linger_seconds": LINGER_S})
@@ -181,6 +189,7 @@ def lease_held(stage: Stage) -> Iterator[None]:
     assert task is not None
     left_behind = [driver, *driver.children(recursive=True)]
     task.kill()
+    stage.wait(lambda: is_second_attempt(stage.newest_task("sales")), "Airflow does not retry the killed task", 0.2)
     yield
     for process in left_behind:
         with suppress(psutil.NoSuchProcess):
