@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.state.ledger.measurements import Labels, Measurement, duration
+from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Measurement
 
+_NAME = "request_duration_seconds"
 _NAMES = {"/local": "shard", "/sluice": "rest", "/v1": "route"}
 """The first segment of a request's path → the kind of request, as the metric's label names it."""
+
+
+class _Histogram:
+    """The durations of requests of one kind, with one class of status."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        """The number of durations in each bucket, without those in the buckets below it."""
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.seconds += seconds
 
 
 class Latencies:
     """Measures the requests to apps of a server, since the server's start."""
 
     def __init__(self) -> None:
-        self._totals: Counter[tuple[str, Labels]] = Counter()
+        self._histograms: dict[tuple[str, int], _Histogram] = {}
+        """The kind of request, and the first digit of the response's status → the durations."""
 
     def measurements(self) -> Iterator[Measurement]:
         """The histogram of all requests."""
-        for (name, labels), value in self._totals.items():
-            yield Measurement(name, value, labels)
+        for (asked_for, status), histogram in self._histograms.items():
+            labels = (("for", asked_for), ("status", f"{status}xx"))
+            for bound, count in zip_longest(SECONDS, histogram.counts):
+                le = UNBOUNDED if bound is None else f"{bound:g}"
+                if count:
+                    yield Measurement(f"{_NAME}{BUCKET}", count, (*labels, ("le", le)))
+            yield Measurement(f"{_NAME}{SUM}", histogram.seconds, labels)
 
     def of(self, prefix: str, app: ASGIApp) -> ASGIApp:
         """An app that measures the time from each request to `app` until the answer begins.
@@ -33,20 +54,20 @@ class Latencies:
         asked_for = _NAMES.get(prefix)
         if asked_for is None:
             return app
+        histograms = self._histograms
 
         async def measured(scope: Scope, receive: Receive, send: Send) -> None:
             begun = time.monotonic()
 
             async def send_measured(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    status = f"{message['status'] // 100}xx"
-                    self._add(time.monotonic() - begun, (("for", asked_for), ("status", status)))
+                    kind = asked_for, message["status"] // 100
+                    histogram = histograms.get(kind)
+                    if histogram is None:
+                        histogram = histograms[kind] = _Histogram()
+                    histogram.add(time.monotonic() - begun)
                 await send(message)
 
             await app(scope, receive, send_measured)
 
         return measured
-
-    def _add(self, seconds: float, labels: Labels) -> None:
-        for measurement in duration("request_duration_seconds", seconds):
-            self._totals[measurement.name, (*labels, *measurement.labels)] += measurement.value  # type: ignore[assignment]

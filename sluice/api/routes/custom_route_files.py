@@ -100,17 +100,21 @@ def _load_once(folder: Path) -> tuple[Route, ...]:
 async def readable_routes(request: Request, folder: Path) -> list[Route]:
     """The routes of pipelines that the request's user may read."""
     routes = await asyncio.to_thread(routes_in, folder)
-    pipelines = await _readable_pipelines(principal(request), routes)
+    pipelines = await _readable_pipelines(principal(request), _pipelines_of(routes))
     return [route for route in routes if route.tag in pipelines]
 
 
-async def _readable_pipelines(user: Principal, routes: Iterable[Route]) -> set[str]:
-    """The pipelines of routes that a user may read.
+def _pipelines_of(routes: Iterable[Route]) -> list[str]:
+    return sorted({route.tag for route in routes})
+
+
+async def _readable_pipelines(user: Principal, pipelines: Iterable[str]) -> set[str]:
+    """The pipelines that a user may read.
 
     Always looks up all pipelines, so that the time of a response does not reveal a hidden pipeline.
     """
     readable: set[str] = set()
-    for pipeline in sorted({route.tag for route in routes}):
+    for pipeline in pipelines:
         if await user.may_read(pipeline):
             readable.add(pipeline)
     return readable
@@ -133,11 +137,12 @@ class _RestrictedApp(App):
     """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._routes = list(routes)
-        super().__init__(self._routes)
+        routes = list(routes)
+        self._pipelines = _pipelines_of(routes)
+        super().__init__(routes)
 
     @override
     async def _may_use(self, request: Request, reader: ParameterReader | None) -> bool:
         # Every request looks up the same permissions, so its time reveals nothing about the path.
-        readable = await _readable_pipelines(principal(request), self._routes)
+        readable = await _readable_pipelines(principal(request), self._pipelines)
         return reader is not None and reader.route.tag in readable
