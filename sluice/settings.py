@@ -2,28 +2,27 @@
 
 | variable | default | meaning |
 | --- | --- | --- |
-| SLUICE_HOME | ./.sluice | folder for everything Sluice stores on this machine |
+| SLUICE_HOME | ./.sluice | folder for everything that Sluice stores on this machine; HOME in this table |
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
-| SLUICE_SHARDS | sqlite:///HOME/shards | where shards are created: a folder for SQLite files, or a PostgreSQL URL |
+| SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder for SQLite files, or a PostgreSQL database |
 | SLUICE_JARS | HOME/jars/spark | folder with the jars of Spark's Kafka connector |
-| SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write its tables |
+| SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write Delta tables |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
-| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records per batch; the default is lower with operators |
-| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new
-records, in ms |
-| SLUICE_DELIVERY | exactly_once | delivery of outputs that do not set their own: exactly_once or at_least_once |
-| SLUICE_RUN | | name of the driver's run, for audits and notes; Airflow's operator sets it |
+| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch; by default fewer with operators |
+| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
+| SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
+| SLUICE_RUN | | name of the run, for audits and notes; in Airflow, the task sets it |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
-| SLUICE_SERVER_TOKEN | none | token shared by state servers and their callers; at least 16 characters |
-| SLUICE_SERVER_TOKEN_FILE | none | file that contains this token |
-| SLUICE_SERVER_CA | the system's | CA certificates for verifying state servers |
+| SLUICE_SERVER_TOKEN | none | token of the state servers, which every caller must send; at least 16 characters |
+| SLUICE_SERVER_TOKEN_FILE | none | file that contains the token of the state servers, instead of SLUICE_SERVER_TOKEN |
+| SLUICE_SERVER_CA | the system's | file with the CA certificates that verify the certificates of state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
-| SLUICE_PASSWORD | none | the user's password |
-| SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, whose tables pipelines write or look up |
+| SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
+| SLUICE_CONNECTION_NAME | none | URL of a database with tables that pipelines write or look up |
 """
 
 from __future__ import annotations
