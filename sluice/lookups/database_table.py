@@ -28,6 +28,7 @@ from sluice.lookups.row_cache import Row, RowCache
 from sluice.operators.call import Rows
 from sluice.operators.encoding import Declared
 from sluice.values.call_parameters import LookedUpTable
+from sluice.values.pydantic_models import has_models
 
 
 def _whole_number(key: str) -> int:
@@ -116,7 +117,7 @@ class DatabaseTable:
             return LookupError(f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}")
         values = dict(zip(self.table.columns, rows[0], strict=True))
         try:
-            return self._declared.json(msgspec.convert(values, self.row_type))
+            return self._declared.json(values if has_models(self.row_type) else msgspec.convert(values, self.row_type))
         except Exception as error:
             # The cache must not keep the frames of the traceback.
             return error.with_traceback(None)

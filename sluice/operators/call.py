@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from sluice.errors import EngineError, error_text
 from sluice.operators.base import (
     Answered,
@@ -25,6 +23,7 @@ from sluice.operators.base import (
 from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
 from sluice.values.call_parameters import CallPolicy
+from sluice.values.contract_values import value_decoder
 from sluice.values.function_wrappers import is_async
 from sluice.values.record_metadata import OnMissing
 from sluice.values.windowed_keys import windowed_key_text
@@ -71,7 +70,7 @@ class Call(_Stateless):
         self._function = function
         self._step = step
         self._calls = Calls(policy, step, is_async=is_async(function))
-        self._decode = msgspec.json.Decoder(argument_type).decode
+        self._decode = value_decoder(argument_type)
         self._declared = Declared(result_type)
         self._otherwise = otherwise
         self._size = size

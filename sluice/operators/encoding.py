@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.operators.exact_sums import Exact
-from sluice.values import contract_parts, contract_values
+from sluice.values import contract_parts, contract_values, pydantic_models
 from sluice.values.json_limits import (
     MOST_LEVELS,
     MOST_UNTYPED_BYTES,
@@ -26,6 +26,7 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
+from sluice.values.pydantic_models import encode_model, has_models, stored_type, with_models
 from sluice.values.record_metadata import MOST_KEY_BYTES
 from sluice.values.sql_types import MOST_DIGITS
 
@@ -37,8 +38,8 @@ _WITHOUT_DECIMALS = IMMUTABLE - {Decimal}
 
 _LARGE_INTEGER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
-_encode_json = msgspec.json.Encoder(decimal_format="number").encode
-_encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string").encode
+_encode_json = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode
+_encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string", enc_hook=encode_model).encode
 
 
 def to_json(value: Any) -> str:
@@ -55,7 +56,8 @@ def _to_json(value: Any) -> bytes:
 def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
-        _require_finite(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True), "$")
+        plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model)
+        _require_finite(plain, "$")
 
 
 def _require_finite(value: Any, path: str) -> None:
@@ -86,9 +88,11 @@ class Declared:
     """
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         self._is_known = kind is not Any and kind is not None
+        self._validate = pydantic_models.validator(kind) if has_models(kind) else None
         self._plain = kind if kind in IMMUTABLE else None
-        self._decode = msgspec.json.Decoder(kind if self._is_known else Any).decode
+        self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
         # msgspec may leave out the defaults of a Struct, but later steps read every field.
         leaves_out = self._is_known and contract_values.needs_plain_data(kind)
         self._encode = _encode_fields if leaves_out else _encode_json
@@ -112,6 +116,8 @@ class Declared:
         A value of another form, such as a dict in place of a Struct, is written as later steps read it: for
         example, with the default of each field that the dict leaves out.
         """
+        if self._validate is not None:
+            return self.typed_json(self._validate(value))
         data = _to_json(value)
         if not self._is_known:
             return _checked_untyped(value, data)
@@ -128,9 +134,15 @@ class Declared:
         """Like `json`, for a value that has been decoded as the type."""
         if not self._is_known:
             return self.json(value)
+        if self._validate is not None:
+            value = pydantic_models.stored(value, self._kind)
         data = self._encode(value)
         _refuse_infinite(value, data)
         return self._checked(value, data)
+
+    def validated(self, value: Any) -> Any:
+        """The value as pydantic validates it, if the type has models: a dict becomes a model."""
+        return value if self._validate is None else self._validate(value)
 
     def _checked(self, value: Any, data: bytes) -> str:
         refuse_long_strings(data)
@@ -228,13 +240,29 @@ def _encode_fields(value: Any) -> bytes:
 def _encode_hook(value: Any) -> Any:
     if isinstance(value, Exact):
         return value.to_bytes()
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return encode_model(value)
 
 
 def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Exact:
         return Exact.from_bytes(value)
+    if isinstance(kind, _WithModels):
+        return with_models(msgspec.convert(value, stored_type(kind.kind)))
     raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
+
+
+class _WithModels(type):
+    """Metaclass of the types by which states hold values of a type with models, which msgspec cannot decode."""
+
+    kind: Any
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+def state_type(kind: Any) -> Any:
+    """The type by which a state holds values of type `kind`."""
+    return _WithModels("WithModels", (), {"kind": kind}) if has_models(kind) else kind
 
 
 encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode
@@ -242,5 +270,5 @@ encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_
 
 
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a decoder for states of type `kind`."""
+    """Return a decoder for states of type `kind`, in which values with models have their `state_type`."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
 from sluice.operators.columns import KeyedRows, Results
-from sluice.operators.encoding import to_json
+from sluice.operators.encoding import state_type, to_json
 from sluice.operators.processor import (
     Context,
     KeyState,
@@ -25,6 +25,7 @@ from sluice.operators.processor import (
     ValueProcessor,
     field_of,
 )
+from sluice.values.contract_values import value_decoder
 from sluice.values.headers import NO_HEADERS, Headers
 
 
@@ -60,7 +61,7 @@ class Process:
         for number, store in enumerate(options.values()):
             if store.ttl is not None:
                 self._ttls.append((field_of(number), store.ttl))
-        self._decode = msgspec.json.Decoder(argument_type).decode
+        self._decode = value_decoder(argument_type)
         self._processor = make()
         self.sets_timers = hasattr(self._processor, "on_timer")
         context_class = ValueContext if keeps_key else Context
@@ -344,7 +345,7 @@ def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
     """
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
-        kind: Any = tuple[int, options.value_type]  # type: ignore[name-defined]
+        kind: Any = tuple[int, state_type(options.value_type)]  # type: ignore[misc]
         entries.append((field_of(number), dict[str, kind], msgspec.field(default_factory=dict)))
     names = {field_of(number): name for number, name in enumerate(stores)}
     held = msgspec.defstruct("Stores", entries, rename=names)

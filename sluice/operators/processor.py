@@ -18,11 +18,14 @@ from sluice.operators.encoding import (
     require_key,
     require_same,
     state_decoder,
+    state_type,
     to_json,
 )
 from sluice.values.contract_parts import amount_check
+from sluice.values.contract_values import value_decoder
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
+from sluice.values.pydantic_models import has_models, validator
 from sluice.values.utc_times import AFTER_LAST
 
 Clock = Literal["event", "wall"]
@@ -153,8 +156,9 @@ class Store(Generic[V]):
         self.ttl = options.ttl
         self.entries: dict[str, tuple[int, V]] = {}
         self.now = -1
-        self._decode: Callable[[bytes], V] = state_decoder(options.value_type)
+        self._decode: Callable[[bytes], V] = state_decoder(state_type(options.value_type))
         self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
+        self._validate = validator(options.value_type) if has_models(options.value_type) else None
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
         self._is_int = options.value_type is int
         self._is_undeclared = options.value_type is Any
@@ -209,6 +213,8 @@ class Store(Generic[V]):
 
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
+        if self._validate is not None:
+            value = self._validate(value)
         data = encode_state(value)
         # This raises an error if queries could not show the value.
         to_json(value)
@@ -235,7 +241,7 @@ class ReadOnlyTable(Generic[V]):
 
     def __init__(self, number: int, value_type: Any) -> None:
         self._number = number
-        self._decode: Callable[[str], V] = msgspec.json.Decoder(value_type).decode
+        self._decode: Callable[[str], V] = value_decoder(value_type)
         self.read_row: ReadRow = lambda _, __: None
 
     @overload

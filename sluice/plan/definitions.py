@@ -11,6 +11,7 @@ from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
 from sluice.topology.serdes import shape_of
 from sluice.values.epochs import EpochTime
+from sluice.values.pydantic_models import models_within
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
 from sluice.values.windows import CustomWindow
@@ -103,7 +104,8 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
     functions: tuple[Any, ...] = ()
     match node:
         case nodes.Source(serde=serde, key_decode=key_decode):
-            functions = (serde.decode, key_decode)
+            # The validators of models decide which values a state gets.
+            functions = (serde.decode, key_decode, *models_within(serde.contract))
         case nodes.Apply(function=function, gives=gives) if gives != "nothing":
             functions = (function,)
         case nodes.Transform(function=function):

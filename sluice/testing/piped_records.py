@@ -17,6 +17,7 @@ from sluice.state.ledger.history import Batch
 from sluice.values import epochs
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
+from sluice.values.pydantic_models import encode_model
 
 HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 """Headers by name, or as pairs of name and value if a name occurs more than once."""
@@ -57,7 +58,10 @@ def _bytes(value: Any) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    return msgspec.json.Encoder(decimal_format="number").encode(epochs.with_epoch_numbers(value))
+    return _encode(epochs.with_epoch_numbers(value))
+
+
+_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode
 
 
 def _base64(value: bytes | None) -> str | None:

@@ -14,6 +14,7 @@ from sluice.errors import TopologyError
 from sluice.operators.processor import Record
 from sluice.values import contracts
 from sluice.values.function_wrappers import WithoutKey
+from sluice.values.pydantic_models import is_model
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -65,7 +66,9 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """
     struct = _value_in(declared_type(function, position))
-    is_contract = isinstance(struct, type) and (issubclass(struct, msgspec.Struct) or is_dataclass(struct))
+    is_contract = isinstance(struct, type) and (
+        issubclass(struct, msgspec.Struct) or is_dataclass(struct) or is_model(struct)
+    )
     if value_type is Any or struct is Record or not is_contract:
         return
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):

@@ -1,8 +1,9 @@
-"""Converts values of contracts to JSON data with every field and with sorted sets, unlike msgspec."""
+"""Converts values of contracts: from JSON, and to JSON data with every field and sorted sets, unlike msgspec."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, get_origin
 
 import msgspec
@@ -10,6 +11,13 @@ from msgspec import inspect
 
 from sluice.values.contracts import types_within
 from sluice.values.keys import sorted_items
+from sluice.values.pydantic_models import has_models, stored_type, with_models
+
+
+def value_decoder(kind: Any) -> Callable[[str | bytes], Any]:
+    """The function that decodes JSON that Sluice has written, for an author's functions."""
+    decode = msgspec.json.Decoder(stored_type(kind)).decode
+    return (lambda text: with_models(decode(text))) if has_models(kind) else decode
 
 
 def needs_plain_data(kind: Any) -> bool:

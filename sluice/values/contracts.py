@@ -1,6 +1,7 @@
 """Converts contracts, the types that declare a topic's values, to Spark SQL types.
 
-A contract with fields is a msgspec Struct, a dataclass, a TypedDict, or a union of tagged Structs.
+A contract with fields is a msgspec Struct, a dataclass, a TypedDict, a pydantic model, or a union of tagged Structs or
+of models.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
+from sluice.values.pydantic_models import stored_type
 from sluice.values.sql_types import MOST_DIGITS, struct_type
 
 
@@ -33,8 +35,15 @@ Decimal2 = Annotated[Decimal, Digits(12, 2)]
 ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 """A class whose instances have fields."""
 
-type_info = cache(inspect.type_info)
-"""msgspec's description of a type. Loading a pipeline asks many times for the same type."""
+
+@cache
+def type_info(kind: Any) -> inspect.Type:
+    """Msgspec's description of a type, with a Struct in place of each pydantic model.
+
+    Loading a pipeline asks many times for the same type.
+    """
+    return inspect.type_info(stored_type(kind))
+
 
 _SIMPLE: dict[type[inspect.Type], str] = {
     inspect.IntType: "BIGINT",
@@ -210,7 +219,7 @@ def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
             raise TopologyError(
                 f"{where}: {kind.cls.__name__} forbids unknown fields, but in SQL each value has the fields "
                 "of all members of the union.",
-                next_step="Declare the members without forbid_unknown_fields.",
+                next_step="Declare the members without forbid_unknown_fields or extra='forbid'.",
             )
         for name, sql in _fields_of_class(kind, f"{where}.{kind.cls.__name__}").items():
             if types.setdefault(name, sql) != sql:

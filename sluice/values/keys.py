@@ -24,6 +24,7 @@ import msgspec
 from sluice.errors import QueryError
 from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
+from sluice.values.pydantic_models import encode_model, is_model
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
 
@@ -122,6 +123,8 @@ def _json(value: Any) -> str:
             return _object(value.items())
         case msgspec.Struct():
             return _object(_fields(value))
+        case _ if is_model(type(value)):
+            return _json(encode_model(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     text = _plain(value)

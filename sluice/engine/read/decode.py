@@ -29,7 +29,7 @@ from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, failing_
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
-from sluice.values import contract_parts, epochs
+from sluice.values import contract_parts, epochs, pydantic_models
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -121,7 +121,19 @@ class ValueDecoder:
         contract, author = self.source.contract, self.source.decode
         if author is not None:
             return partial(self._decode_by_author, author.value)
-        return bytes.decode if contract is None else epochs.decoder(self.source.value_class)
+        if contract is None:
+            return bytes.decode
+        kind = self.source.value_class
+        return pydantic_models.json_validator(kind) if self._has_models else epochs.decoder(kind)
+
+    @cached_property
+    def _has_models(self) -> bool:
+        return self.source.contract is not None and pydantic_models.has_models(self.source.value_class)
+
+    @property
+    def _is_by_author(self) -> bool:
+        """Whether an author's code makes the values: a decoder, or the validators of a model."""
+        return self.source.decode is not None or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
         """Call an author's decoder. Raises ValidationError for a value that is not of the contract's type.
@@ -139,6 +151,8 @@ class ValueDecoder:
             raise msgspec.ValidationError(f"decode returned {type(value).__name__}, not {expected.__name__}")
         if self.source.contract is None:
             return value
+        if self._has_models:
+            return pydantic_models.stored(value, self.source.value_class)
         if self._check_amounts is not None:
             self._check_amounts(value)
         try:
@@ -187,7 +201,9 @@ class ValueDecoder:
 
         None if the values alone do not determine the number of quotation marks.
         """
-        return contract_parts.quote_counter(self.source.value_class) if self.source.is_object else None
+        if self._has_models or not self.source.is_object:
+            return None
+        return contract_parts.quote_counter(self.source.value_class)
 
     def _require_unambiguous(self, text: bytes) -> None:
         """Raise an error for ambiguous JSON. This check parses the text again."""
@@ -198,7 +214,8 @@ class ValueDecoder:
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
-        return contract_parts.amount_check(self.source.value_class)
+        # pydantic decides which texts are amounts.
+        return None if self._has_models else contract_parts.amount_check(self.source.value_class)
 
     def _refuse_unreadable(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject values with strings, times or numbers that Spark cannot read back."""
@@ -220,7 +237,7 @@ class ValueDecoder:
         return [value for value in values if value is not None] if self.source.keeps_nulls else values
 
     def _have_short_strings(self, raw: list[bytes | None], values: list[Any]) -> bool:
-        if self.source.decode is None:
+        if not self._is_by_author:
             return max(map(len, filter(None, raw)), default=0) <= LONGEST_NAME
         try:
             refuse_long_strings(_encode(values))
@@ -252,8 +269,8 @@ class ValueDecoder:
 
     @cached_property
     def _doubles(self) -> list[tuple[str, Callable[[Sequence[Any]], list[float | None]]]]:
-        """The doubles that an author's decoder may have set to NaN or infinity. JSON has neither."""
-        if self.source.decode is None or self.source.contract is None:
+        """The doubles that an author's code may have set to NaN or infinity. JSON has neither."""
+        if not self._is_by_author or self.source.contract is None:
             return []
         parts = contract_parts.parts_of(self.source.value_class)
         doubles = [part for part in parts if isinstance(part.kind, msgspec.inspect.FloatType)]
@@ -261,9 +278,9 @@ class ValueDecoder:
 
     def _require_readable(self, value: Any, text: bytes) -> None:
         """Raise an error for a value that Spark cannot read back."""
-        if isinstance(value, str) and self.source.decode is None and not self._is_json:
+        if isinstance(value, str) and not self._is_by_author and not self._is_json:
             refuse_long(text, escaped=False)
-        elif self.source.decode is not None or len(text) > LONGEST_NAME:
+        elif self._is_by_author or len(text) > LONGEST_NAME:
             refuse_long_strings(_encode(value))
         for path, doubles in self._doubles:
             for number in _not_null(doubles([value])):

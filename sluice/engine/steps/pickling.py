@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from sluice.errors import EngineError
 from sluice.values.pipeline_modules import DriverStarts, is_name_of_file, load_module
+from sluice.values.pydantic_models import is_model
 from sluice.values.references import Reference
 
 
@@ -95,7 +96,7 @@ def _class_within(value: Any) -> type:
 
 def _is_named_class(value: Any) -> bool:
     is_contract = isinstance(value, type) and (
-        issubclass(value, msgspec.Struct | Enum) or is_dataclass(value) or is_typeddict(value)
+        issubclass(value, msgspec.Struct | Enum) or is_dataclass(value) or is_typeddict(value) or is_model(value)
     )
     return is_contract and "<" not in value.__qualname__
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-import msgspec
 import pyarrow as pa
 
 from sluice.engine.batch.rejections import (
@@ -26,6 +25,7 @@ from sluice.plan import Job, PythonFunction
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.call_parameters import FunctionBatch
+from sluice.values.contract_values import value_decoder
 from sluice.values.keys import key_text
 from sluice.values.phrases import counted
 
@@ -65,7 +65,7 @@ class _Calls:
 
     @cached_property
     def _decode(self) -> Callable[[str], Any]:
-        return msgspec.json.Decoder(self.planned.takes.value if self.planned.takes else Any).decode
+        return value_decoder(self.planned.takes.value if self.planned.takes else Any)
 
     def _json(self, value: Any) -> str | None:
         """The value as JSON. Raises an error if the value is not of the type that the step declares."""

@@ -22,8 +22,9 @@ from sluice.operators.aggregation.aggregate_functions import (
     table_accumulator_of,
 )
 from sluice.operators.aggregation.statistics import ArgumentPair
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder
+from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder, state_type
 from sluice.values import contract_parts
+from sluice.values.contract_values import value_decoder
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
@@ -238,14 +239,14 @@ class Custom:
         value_type: Any = Any,
         argument_type: Any = Any,
     ) -> None:
-        self.kind = value_type | None
+        self.kind = state_type(value_type) | None
         self._plain = value_type
         self._declared = Declared(value_type)
         self._initializer = initializer
         self._adder = adder
         self._subtractor = subtractor
         self._merger = merger
-        self._decode = msgspec.json.Decoder(argument_type).decode
+        self._decode = value_decoder(argument_type)
         self._decode_kept = state_decoder(self.kind)
         self._check_amounts = None if value_type is Any else contract_parts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
@@ -329,7 +330,7 @@ class Custom:
             return aggregate
         if self._check_amounts is not None:
             self._check_amounts(aggregate)
-        decoded = self._decode_kept(encode_state(aggregate))
+        decoded = self._decode_kept(encode_state(self._declared.validated(aggregate)))
         if self._plain is Any:
             require_same(aggregate, decoded, "returns=...")
         return decoded
@@ -350,14 +351,14 @@ class Cogrouped(Custom):
     ) -> None:
         super().__init__(initializer, self._add_of_stream, None, merger, value_type)
         self._adders = [adder for adder, _ in streams]
-        self._decoders = [msgspec.json.Decoder(kind | None if kind is not Any else Any) for _, kind in streams]
+        self._decoders = [value_decoder(kind | None if kind is not Any else Any) for _, kind in streams]
 
     @override
     def read(self, value: str | None) -> Any:
         if value is None:
             return None
         stream, data = _decode_numbered(value)
-        return stream, self._decoders[stream].decode(data)
+        return stream, self._decoders[stream](data)
 
     @override
     def rejected(self, value: str | None) -> str | None:
