@@ -326,7 +326,7 @@ def _struct(model: Any, where: str, tag: str | None = None) -> type[StoredModel]
     )
     # By its qualified name, `require_importable` recognizes a model that is defined in a function.
     struct.__qualname__ = model.__qualname__
-    return struct
+    return struct  # type: ignore[no-any-return]
 
 
 def _json_name(name: str, field: Any) -> str:

@@ -68,13 +68,17 @@ def _model(fields: Mapping[str, Any]) -> Any:
     return create_model("Made", __config__=config, __module__=__name__, **required)
 
 
+def _dictionaries(values: Values) -> Values:
+    return st.dictionaries(_TEXTS, values, max_size=2)
+
+
 def _contracts(make: Callable[[Mapping[str, Any]], Any]) -> st.SearchStrategy[tuple[Any, Values]]:
     """Contracts with fields, lists, dicts and nested contracts, each with a strategy of its values."""
 
     def nest(inner: st.SearchStrategy[tuple[Any, Values]]) -> st.SearchStrategy[tuple[Any, Values]]:
         return st.one_of(
-            inner.map(lambda pair: (list[pair[0]], st.lists(pair[1], max_size=2))),  # type: ignore[name-defined]
-            inner.map(lambda pair: (dict[str, pair[0]], st.dictionaries(_TEXTS, pair[1], max_size=2))),  # type: ignore[name-defined]
+            inner.map(lambda pair: (list.__class_getitem__(pair[0]), st.lists(pair[1], max_size=2))),
+            inner.map(lambda pair: (dict.__class_getitem__((str, pair[0])), _dictionaries(pair[1]))),
             inner.map(lambda pair: (pair[0] | None, st.none() | pair[1])),
             st.lists(inner, min_size=1, max_size=3).map(contract),
         )
