@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
-from sluice.values import epochs
+from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
 from sluice.values.pydantic_models import encode_model
@@ -35,14 +35,19 @@ class PipedRecords:
         value: Any,
         key: Any = None,
         *,
+        contract: Any = None,
         timestamp: int,
         headers: HeadersArgument | None = None,
         partition: int = 0,
     ) -> str:
-        """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are."""
+        """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are.
+
+        `contract` is the type of the topic's values, if they are JSON; it says how a dict is written.
+        """
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
-            "key": _base64(_bytes(_text(key))), "value": _base64(_bytes(value)), "sequence": self._offsets.total(),
+            "key": _base64(_bytes(_text(key), None)), "value": _base64(_bytes(value, contract)),
+            "sequence": self._offsets.total(),
             "headers": Headers(headers or ()).json() or "null",
         }  # fmt: skip
         self._offsets[topic, partition] += 1
@@ -53,12 +58,14 @@ def _text(key: Any) -> str | bytes | None:
     return key if isinstance(key, bytes) else key_text(key)
 
 
-def _bytes(value: Any) -> bytes | None:
+def _bytes(value: Any, contract: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
-    return _encode(epochs.with_epoch_numbers(value))
+    # Plain data does not say of which type it is.
+    kind = contract if isinstance(value, dict | list | tuple) else type(value)
+    return _encode(value if kind is None else as_produced(value, kind))
 
 
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode

@@ -178,11 +178,19 @@ class TopologyTestDriver:
             topic,
             value,
             key,
+            contract=self._contract(topic),
             timestamp=self._time,
             headers=headers,
             partition=partition,
         )
         self._waiting.append(record)
+
+    def _contract(self, topic: str) -> Any:
+        """The type of the values of a topic whose JSON Sluice decodes; None for other topics."""
+        for source in (*self._job.streams, *(table.source for table in self._job.tables)):
+            if topic == source.topic or (source.pattern is not None and matches(source.pattern, topic)):
+                return None if source.contract is None or source.decode is not None else source.value_class
+        return None
 
     def commit(self) -> None:
         """Process all records that have been piped since the last batch, as one batch.

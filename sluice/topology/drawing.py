@@ -33,22 +33,28 @@ def title(node: nodes.Node) -> str:
             return f"{node.how} join with {_input_title(node.right)}"
         case nodes.Lookup(table=table):
             return f"look-up in table {table.table} of {table.connection}"
-        case nodes.Suppress(early_ms=int(early_ms)):
-            return f"emit {duration_text(early_ms)} after a change and on window close"
-        case nodes.Suppress(until="window_final"):
-            return "emit on window close"
         case nodes.Suppress():
-            return f"suppress until {node.until.replace('_', ' ')}"
+            return _suppress_title(node)
         case nodes.Apply(function=NoTopic()):
             return "route"
         case nodes.Apply(gives="nothing"):
             return "peek"
         case nodes.Apply(gives=gives, batch=batch):
             return f"Python function for {gives if batch is None else 'many values'}"
+        case nodes.SetMetadata(time=time, headers=headers):
+            return "set " + " and ".join(filter(None, ["time" if time else "", "headers" if headers else ""]))
+        case nodes.ChangedRows():
+            return "apply changes"
         case nodes.Process():
             return f"process {'values ' if node.keeps_key else ''}{node.processor.__name__}"
         case _:
             return re.sub("(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
+
+
+def _suppress_title(node: nodes.Suppress) -> str:
+    if node.early_ms is not None:
+        return f"emit {duration_text(node.early_ms)} after a change and on window close"
+    return "emit on window close" if node.until == "window_final" else f"suppress until {node.until.replace('_', ' ')}"
 
 
 def _input_title(node: nodes.Node) -> str:
@@ -157,7 +163,7 @@ def _added(part: nodes.CogroupedStream) -> str:
 
 def text(pipeline: Pipeline) -> str:
     """The topology as indented text, each step below its input."""
-    lines = [f"pipeline {pipeline.name}, {counted(pipeline.workers, 'worker')}"]
+    lines = [", ".join([f"pipeline {pipeline.name}", counted(pipeline.workers, "worker"), *_idle_settings(pipeline)])]
 
     def show(node: nodes.Node, depth: int) -> None:
         expressions = detail(node)
@@ -169,6 +175,17 @@ def text(pipeline: Pipeline) -> str:
         if isinstance(node, nodes.Source):
             show(node, 1)
     return "\n".join(lines)
+
+
+def _idle_settings(pipeline: Pipeline) -> list[str]:
+    """What happens to stream time while topics are silent."""
+    settings = []
+    if pipeline.idle_timeout_ms is not None:
+        settings.append(f"ignores partitions that are idle for {duration_text(pipeline.idle_timeout_ms)}")
+    if pipeline.advance_when_idle_ms is not None:
+        silence = duration_text(pipeline.advance_when_idle_ms)
+        settings.append(f"stream time goes on by the clock after {silence} without records")
+    return settings
 
 
 def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:

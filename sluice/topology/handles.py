@@ -28,6 +28,7 @@ from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
 )
+from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.json_text import encode_text
 from sluice.values.record_metadata import (
@@ -227,7 +228,9 @@ class Handle(Generic[V]):
             self._table_sink(to, value, key or partition, **options)
             return
         where = self._where(f"to({to!r})")
-        if options.get("cycle"):
+        cycle = options.get("cycle", False)
+        arguments.require_instance(where, cycle, bool, "cycle=True or cycle=False")
+        if cycle:
             self._require_cycle(where, to, options["delivery"])
             self.pipeline.claim("cycle", to)
         else:
@@ -348,6 +351,11 @@ class Handle(Generic[V]):
             raise TopologyError(
                 f"{where}: the serde of {serde.name} has no encode function.",
                 next_step="Give a Serde with encode=, or leave value= out to write JSON.",
+            )
+        if serde.encode is encode_debezium and self.shape.kind and not {"kind", "old", "new"} <= self.fields.keys():
+            raise TopologyError(
+                f"{where}: value=debezium(...) writes changes, but the values have no kind, old and new.",
+                next_step="Write the changes of a table: table.changes().to(...).",
             )
         return serde.encode or encode_text
 

@@ -30,6 +30,7 @@ from sluice.values.topic_patterns import pattern_text
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 ON_RECORDS, CONTINUOUS = "on_records", "continuous"
+_MOST_TOPICS = 100
 _CRON = re.compile(r"@(hourly|daily|weekly|monthly|yearly)|[-*/,0-9A-Za-z]+( [-*/,0-9A-Za-z]+){4}")
 RESERVED = frozenset({"produce_sample_orders", "sluice_deadlines", "sluice_retention"})
 """Names of Sluice's own DAGs."""
@@ -177,14 +178,14 @@ class Pipeline(Graph):
         event_time: str | EpochTime | None = None,
         nulls: OnNull = "dead_letter",
         invalid_time: OnTime | None = None,
-        max_topics: int = 100,
+        max_topics: int | None = None,
         on_error: OnError | None = None,
     ) -> Stream[V]:
         """Read a topic, or several topics with values of one type, as a stream.
 
         In expressions, `_topic` is the topic of a record. A pattern, such as `re.compile("sales_.*")`, means all topics
         whose whole name it matches. Each run looks for them when it begins, and reads a new topic from its beginning.
-        A run that finds more than `max_topics` reads none of them.
+        A run that finds more than `max_topics` topics, by default 100, reads none of them.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
         the record's key, a list of fields, or a function from the Kafka key's bytes to text (default: the Kafka key as
@@ -210,6 +211,7 @@ class Pipeline(Graph):
                 "on_error": on_error,
             }
             where = f"{self.name}: stream at {source_line()}"
+            _refuse_most_topics(where, max_topics)
             arguments.require_instance(where, topic, Sequence, "a topic, or a list of topics")
             if not topic:
                 raise TopologyError(f"{where}: there is no topic to read.")
@@ -313,7 +315,7 @@ class Pipeline(Graph):
         on_time: OnTime | None = None,
         on_error: OnError | None,
         store: str | None = None,
-        max_topics: int = 1,
+        max_topics: int | None = None,
     ) -> nodes.Source:
         if isinstance(topic, re.Pattern):
             if kind != "stream":
@@ -321,10 +323,13 @@ class Pipeline(Graph):
                     f"{self.name}: {kind} at {source_line()}: only a stream can read the topics that match a pattern.",
                     next_step="Name the topic, or write stream(re.compile(...), ...).to_table(store=...).",
                 )
-            topic = self._pattern(topic, max_topics)
+            most_topics = _MOST_TOPICS if max_topics is None else max_topics
+            topic = self._pattern(topic, most_topics)
             self.claim_pattern(topic)
         else:
+            most_topics = 1
             self.claim("topic", topic)
+            _refuse_most_topics(f"{self.name}: {topic} at {source_line()}", max_topics)
         where = f"{self.name}: {topic} at {source_line()}"
         serde = serde_of(value)
         arguments.require_choice(where, "nulls", nulls, OnNull)
@@ -371,7 +376,7 @@ class Pipeline(Graph):
             on_time=on_time,
             shape=shape,
             store=store,
-            most_topics=max_topics,
+            most_topics=most_topics,
             on_error=on_error,
         )
 
@@ -388,6 +393,15 @@ class Pipeline(Graph):
         arguments.require_instance(where, max_topics, int, "a number of topics (int)")
         arguments.require_at_least(where, "max_topics", max_topics, 1)
         return pattern_text(pattern)
+
+
+def _refuse_most_topics(where: str, max_topics: int | None) -> None:
+    """Raise TopologyError if the author limits the number of topics that are named."""
+    if max_topics is not None:
+        raise TopologyError(
+            f"{where}: max_topics= limits the topics that match a pattern, but these topics are named.",
+            next_step='Leave it out, or pass a pattern: re.compile("...").',
+        )
 
 
 def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> None:

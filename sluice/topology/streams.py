@@ -243,8 +243,9 @@ class Stream(Handle[V]):
         """Give each record the time of an SQL expression of type TIMESTAMP, to the millisecond.
 
         Windows, joins and stream time after this step use the new time, and output records have it. A record for which
-        the time is null, or before 1970, is treated as `on_error` says. As after a processor, later expressions cannot
-        read `_headers` and `_topic`.
+        the time is null, or before 1970, is treated as `on_error` says. As in Kafka Streams, a time in the future is
+        valid, so a wrong one can close all windows. As after a processor, later expressions cannot read `_headers` and
+        `_topic`.
         """
         self._require_expression(time, "with_time")
         return self._set_metadata(time, {}, on_error)
@@ -1126,7 +1127,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[R]: ...
@@ -1139,7 +1140,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]: ...
@@ -1151,7 +1152,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]:
@@ -1160,8 +1161,8 @@ class Stream(Handle[V]):
         `stores` declares key-value stores by name, with the type of their values (`Any` for plain JSON data), or with
         type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
         the processor forwards; `outputs` names further outputs with their types. `tables` names tables of the pipeline,
-        whose rows the processor can read by any key: every worker gets a copy of them. `by` is an SQL expression for
-        the key of stores and timers, which is the record's key by default.
+        whose rows the processor can read by any key: every worker gets a copy of them. `by` is an SQL expression, or a
+        list of fields, for the key of stores and timers, which is the record's key by default.
 
         Unless `queryable=False`, each store can be queried by this key; the result is an object with all of the key's
         entries.
@@ -1187,7 +1188,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[R]: ...
@@ -1200,7 +1201,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]: ...
@@ -1212,7 +1213,7 @@ class Stream(Handle[V]):
         stores: Mapping[str, Any] | None = None,
         outputs: Mapping[str, Contract | None] | None = None,
         tables: Mapping[str, Table[Any]] | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]:
@@ -1248,7 +1249,7 @@ class Stream(Handle[V]):
         outputs: Mapping[str, Contract | None] | None,
         tables: Mapping[str, Table[Any]] | None,
         *,
-        by: str | None,
+        by: str | Sequence[str] | None,
         queryable: bool,
         on_error: OnError | None,
     ) -> Processed[Any]:
@@ -1260,7 +1261,9 @@ class Stream(Handle[V]):
         self._result_shape(step, returns)
         for name, kind in (outputs or {}).items():
             self._result_shape(step, kind, f"outputs[{name!r}]")
+        arguments.require_instance(where, queryable, bool, "queryable=True or queryable=False")
         if by is not None:
+            by = self._key_expression(step, by)
             self._require_expression(by, step, "key")
         types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
         for name, (kind, _) in types.items():

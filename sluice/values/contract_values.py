@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, get_origin
+from uuid import UUID
 
 import msgspec
 from msgspec import inspect
 
-from sluice.values.contracts import types_within
+from sluice.values.contracts import type_info, types_within
+from sluice.values.epochs import number_of, unit_of
 from sluice.values.keys import sorted_items
 from sluice.values.pydantic_models import has_models, stored_type, with_models
 
@@ -18,6 +22,44 @@ def value_decoder(kind: Any) -> Callable[[str | bytes], Any]:
     """The function that decodes JSON that Sluice has written, for an author's functions."""
     decode = msgspec.json.Decoder(stored_type(kind)).decode
     return (lambda text: with_models(decode(text))) if has_models(kind) else decode
+
+
+def as_produced(value: Any, contract: Any) -> Any:
+    """The value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc."""
+    marks = [part.extra for part in types_within(contract) if isinstance(part, inspect.Metadata)]
+    if all(unit_of(extra) is None for extra in marks):
+        return value
+    # Plain data has the tags of a union's members.
+    return _with_numbers(msgspec.to_builtins(value, builtin_types=_EXACT), type_info(contract))
+
+
+_EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
+"""Types that `to_builtins` leaves as they are."""
+
+
+def _with_numbers(value: Any, kind: inspect.Type) -> Any:
+    """Plain data with numbers in place of times. A test may also write values that are not of the contract's type."""
+    match kind:
+        case inspect.Metadata():
+            unit = unit_of(kind.extra)
+            if unit is not None:
+                return number_of(value, unit) if isinstance(value, datetime) else value
+            return _with_numbers(value, kind.type)
+        case inspect.UnionType():
+            for member in kind.types:
+                value = _with_numbers(value, member)
+            return value
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if isinstance(value, dict):
+            if isinstance(kind, inspect.StructType) and kind.tag_field and value.get(kind.tag_field) != kind.tag:
+                return value
+            kinds = {field.encode_name: field.type for field in kind.fields}
+            return {name: _with_numbers(part, kinds[name]) if name in kinds else part for name, part in value.items()}
+        case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
+            return [_with_numbers(element, kind.item_type) for element in value]
+        case inspect.DictType() if isinstance(value, dict):
+            return {name: _with_numbers(part, kind.value_type) for name, part in value.items()}
+        case _:
+            return value
 
 
 def needs_plain_data(kind: Any) -> bool:

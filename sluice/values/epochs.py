@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
@@ -23,7 +22,6 @@ from typing import (
     get_type_hints,
     is_typeddict,
 )
-from uuid import UUID
 
 import msgspec
 from typing_extensions import override
@@ -100,21 +98,6 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
     return decode_numbers
 
 
-def with_epoch_numbers(value: Any) -> Any:
-    """The value as a producer writes it: with a number for each time that its contract declares as EpochMillis etc."""
-    contract: Any = type(value)
-    written = _json_type(contract)
-    if written is contract:
-        return value
-    # The value becomes plain data first, because this includes the tags by which msgspec chooses a union's member.
-    plain = msgspec.to_builtins(value, builtin_types=_EXACT)
-    return msgspec.convert(plain, written, dec_hook=_number_from_time)
-
-
-_EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
-"""Types that `to_builtins` leaves as they are."""
-
-
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
     """The unit that the annotation of a field declares, if any."""
     unit = (extra or {}).get("epoch")
@@ -143,13 +126,11 @@ def _time_from_number(kind: Any, number: Any) -> datetime:
         raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
 
 
-def _number_from_time(kind: Any, time: datetime) -> int:
-    # A time without a zone is in UTC, whatever the zone of this machine.
+def number_of(time: datetime, unit: Unit) -> int:
+    """The time as a number of units since 1970, rounded down. A time without a zone is in UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    elapsed = time - _1970
-    unit: Unit = kind.unit
-    return elapsed // timedelta(microseconds=1) * unit.value // 1_000_000
+    return (time - _1970) // timedelta(microseconds=1) * unit.value // 1_000_000
 
 
 @cache

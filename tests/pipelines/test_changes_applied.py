@@ -177,11 +177,15 @@ def test_wrong_streams_of_changes_are_errors() -> None:
         debezium(Untyped)
     with pytest.raises(TopologyError, match="not kind, old and new"):
         pipeline.stream("shops", value=Shop).apply_changes(store="shops")
+    shops = pipeline.table("tabled_shops", value=Shop)
+    for number, values in enumerate((shops, shops.to_stream(), shops.to_stream().map_values("'x'"))):
+        with pytest.raises(TopologyError, match=r"the values have no kind, old and new.* table\.changes"):
+            values.to(f"out{number}", value=debezium(ShopChange))
     changes = pipeline.stream("changes", value=debezium(ShopChange))
     with pytest.raises(TopologyError, match="check_old='always'"):
         changes.apply_changes(store="shops", check_old="always")  # type: ignore[call-overload]
     changes.apply_changes(store="rows", check_old="count")
-    assert "changed rows: old rows checked: count" in drawing.text(pipeline)
+    assert "apply changes: old rows checked: count" in drawing.text(pipeline)
     with pytest.raises(TopologyError, match="has no encode function"):
         changes.to("out", value=Serde(ShopChange))
 

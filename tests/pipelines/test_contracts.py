@@ -93,6 +93,25 @@ def test_a_typed_dict_may_leave_out_fields(session: SparkSession | None) -> None
         assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["contract"]
 
 
+class Measured(TypedDict):
+    sensor: str
+    at: EpochMillis
+
+
+def test_a_test_writes_a_dict_as_the_contract_reads_it(session: SparkSession | None) -> None:
+    at = datetime(2023, 11, 14, tzinfo=UTC)
+    measured: Measured = {"sensor": "a", "at": at}
+    pipeline = Pipeline("measured", workers=2)
+    pipeline.stream("measured", value=Measured, event_time="at").select(hours="hour(at)").to("hours")
+    pipeline.stream("baskets", value=Basket).select(hours="hour(at)").to("basket_hours")
+    with TopologyTestDriver(pipeline, spark=session) as driver:
+        driver.pipe("measured", measured)
+        driver.pipe("baskets", BASKET | {"at": at})
+        (record,) = driver.output("hours")
+        assert (record.value, record.timestamp) == ({"hours": 0}, 1_699_920_000_000)
+        assert [record.value for record in driver.output("basket_hours")] == [{"hours": 0}]
+
+
 def test_a_field_that_may_be_left_out_must_allow_none() -> None:
     class Strict(TypedDict):
         sensor: str

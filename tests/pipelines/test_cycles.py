@@ -53,6 +53,8 @@ def test_a_cycle_must_be_declared() -> None:
     with pytest.raises(TopologyError, match=r"topic 'jobs' .* is already used at") as refused:
         jobs.to("jobs")
     assert "cycle=True" in refused.value.next_step
+    with pytest.raises(TopologyError, match="expected cycle=True or cycle=False, got str: 'yes'"):
+        jobs.to("jobs", cycle="yes")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="the pipeline does not read others"):
         jobs.to("others", cycle=True)
     with pytest.raises(TopologyError, match="a topic of a cycle is written exactly once, not 'at_least_once'"):

@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 from msgspec import Struct
 
-from sluice import Decimal2, Pipeline, within
+from sluice import Context, Decimal2, Pipeline, Record, within
 from sluice.errors import TopologyError
 from tests.pipelines.conftest import Drive
 
@@ -30,6 +30,17 @@ KEY = '{"day":"2026-01-0%d","shop":"%s"}'
 DAY = "2026-01-0%d"
 
 
+class Counting:
+    """Counts the records of each key of its store."""
+
+    def init(self, context: Context) -> None:
+        self.context, self.sales = context, context.store("sales")
+
+    def process(self, record: Record[Sale]) -> None:
+        self.sales.put("n", self.sales.get("n", 0) + 1)
+        self.context.forward(record.key, self.sales.get("n"))
+
+
 def sale(shop: str, day: int, amount: float = 1.5) -> dict[str, object]:
     return {"shop": shop, "day": DAY % day, "amount": amount}
 
@@ -47,6 +58,7 @@ def test_a_list_of_fields_is_a_key_everywhere(drive: Drive, by_one: bool) -> Non
     sales.join(everywhere, on=["shop", "day"]).select(cents="right.price").to("priced_everywhere")
     sales.join(sales.filter("amount > 2"), within("1 hour")).select(amount="right.amount").to("pairs")
     sales.deduplicate(["shop", "day"], within="1 hour").to("first")
+    sales.process(Counting, by=["shop", "day"], stores={"sales": int}, returns=int).output.to("counted")
     prices.group_by(["shop", "day"]).count(store="price_count")
     driver = drive(pipeline)
     sent = [
@@ -70,6 +82,8 @@ def test_a_list_of_fields_is_a_key_everywhere(drive: Drive, by_one: bool) -> Non
     assert [record.value for record in driver.output("priced_everywhere")] == [{"cents": 8}]
     assert [record.key for record in driver.output("first")] == [a, b]
     assert sorted(record.value["amount"] for record in driver.output("pairs")) == [2.5, 3.0, 3.0]
+    assert [(record.key, record.value) for record in driver.output("counted")] == [(a, 1), (b, 1), (a, 2)]
+    assert driver.store("sales") == {a: {"n": 2}, b: {"n": 1}}
 
 
 def test_kafkas_key_says_which_row_of_a_table_is_deleted(drive: Drive) -> None:

@@ -192,4 +192,4 @@ def test_wrong_times_and_headers_are_errors() -> None:
     stamped = Pipeline("shown").stream("clicks", value=Click).select("page", _timestamp="_timestamp")
     with pytest.raises(TopologyError, match="_headers"):
         stamped.filter("_headers['trace'] IS NULL")
-    assert "set metadata: _timestamp = new_time" in drawing.text(stamped.pipeline)  # type: ignore[arg-type]
+    assert "set time: _timestamp = new_time" in drawing.text(stamped.pipeline)  # type: ignore[arg-type]

@@ -93,6 +93,9 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         pipeline.stream([], value=Order)
     with pytest.raises(TopologyError, match=r"expected the name of a topic \(str\), got int: 1"):
         pipeline.stream([1], value=Order)  # type: ignore[list-item]
+    for named in ("others", ["others", "more"]):
+        with pytest.raises(TopologyError, match="max_topics= limits the topics that match a pattern, but these"):
+            pipeline.stream(named, value=Order, max_topics=2)
     with pytest.raises(TopologyError, match="expected a topic, or a list of topics, got int: 1"):
         pipeline.stream(1, value=Order)  # type: ignore[arg-type]
 

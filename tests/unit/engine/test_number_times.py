@@ -26,6 +26,7 @@ from sluice.engine.read.event_times import invalid_times
 from sluice.plan.node_steps import source_of
 from sluice.topology import nodes
 from sluice.values import contract_parts, contracts, epochs
+from sluice.values.contract_values import as_produced
 
 AT, AT_MS = datetime(2023, 11, 14, 22, 14, 2, 123_456, tzinfo=UTC), 1_700_000_042_123
 CLOCK = AT_MS + 1_000
@@ -198,14 +199,17 @@ def test_unions_and_typed_dicts_contain_numbers_of_times() -> None:
     assert first == {"at": AT.replace(microsecond=123_000), "due": datetime(2024, 1, 1, tzinfo=UTC)}
     assert second == {"at": datetime(1970, 1, 1, 0, 0, 0, 1_000, tzinfo=UTC)}
     assert measured.then == [Opened(datetime(1970, 1, 1, 0, 0, 0, 2_000, tzinfo=UTC))]
-    assert msgspec.json.encode(epochs.with_epoch_numbers(measured)) == OF_A_UNION
+    assert msgspec.json.encode(as_produced(measured, Measured)) == OF_A_UNION
 
 
 def test_a_test_writes_the_numbers_of_a_value() -> None:
     visit = Visit(AT, datetime(2024, 1, 1), [AT], {"x": AT})
-    assert msgspec.json.decode(msgspec.json.encode(epochs.with_epoch_numbers(visit))) == {
+    assert msgspec.json.decode(msgspec.json.encode(as_produced(visit, Visit))) == {
         "type": "visit", "at": AT_MS, "ended-at": 1_704_067_200, "steps": [1_700_000_042_123_456],
         "days": {"x": 1_700_000_042},
     }  # fmt: skip
+    unfinished = {"first": {"type": "visit", "at": AT}, "visits": [{"type": "view", "at": AT}], "by": AT}
+    written = as_produced(unfinished, Session)
+    assert written == {"first": {"type": "visit", "at": AT_MS}, "visits": [{"type": "view", "at": AT}], "by": AT}
     view = View(1)
-    assert epochs.with_epoch_numbers(view) is view
+    assert as_produced(view, View) is view

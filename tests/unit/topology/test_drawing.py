@@ -56,6 +56,22 @@ pipeline shop, 3 workers
     )
 
 
+def test_text_says_how_time_goes_on_without_records_and_when_rows_expire() -> None:
+    pipeline = Pipeline("shops", workers=1, idle_timeout="1 minute", advance_when_idle="30 seconds")
+    sales = pipeline.stream("sales", value=Sale, key="shop").with_headers({"shop": "shop"})
+    sales.select("shop", "at", _timestamp="at", _headers={"at": "CAST(at AS STRING)"}).to_table(
+        store="open", expires_at="at"
+    )
+    text = drawing.text(pipeline)
+    assert text.startswith(
+        "pipeline shops, 1 worker, ignores partitions that are idle for 1 min, stream time goes on by the clock after "
+        "30 s without records\n"
+    )
+    assert "  set headers: shop = shop\n" in text
+    assert "  set time and headers: " in text
+    assert "store open: rows expire at the time at" in text
+
+
 def test_a_join_names_the_store_that_its_other_input_comes_from() -> None:
     pipeline = Pipeline("shop")
     sales = pipeline.stream("sales", value=Sale)
