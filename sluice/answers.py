@@ -192,7 +192,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     | kind | what is wrong |
     | --- | --- |
-    | `run` | the last run failed |
+    | `run` | the last run failed, or somebody has marked it as failed |
     | `file` | the pipeline's file cannot be loaded |
     | `overdue` | the data are older than the deadline |
     | `input` | brokers or topics are away |
@@ -212,11 +212,17 @@ class Failure(msgspec.Struct, frozen=True):
     run: str
     """The run in Airflow; an empty text for a run that was started by hand."""
     at: datetime
-    """Since when something is wrong."""
+    """Since when something is wrong. Attempts that fail one after the other are one failure."""
     age_seconds: float
     title: str
     detail: str
     next_step: str
+    seen_at: datetime
+    """When it was last seen: of a run, when its newest attempt failed."""
+    outlook: str
+    """Whether and when a failed run is repeated without anybody's help; an empty text for other failures."""
+    repeats_at: datetime | None
+    """When the next attempt or run starts by itself; None if that is unknown."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):

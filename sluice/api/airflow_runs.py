@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -12,20 +13,27 @@ from airflow.configuration import conf
 from airflow.exceptions import ParamValidationError
 from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk.exceptions import AirflowException
+from airflow.ti_deps.dependencies_states import EXECUTION_STATES
 from airflow.utils.session import create_session
 from airflow.utils.types import DagRunTriggeredByType
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from sluice.answers import Run
-from sluice.api.runs import DagState
+from sluice.api.runs import DagState, PoolWait
 from sluice.errors import NotFound, QueryError
+from sluice.values.phrases import counted
 
 _TAG, _KINDS = "sluice", ("pipeline", "broken")
 """The tags of pipelines' DAGs. Each DAG has the tag `sluice` and one of the two kinds."""
 _ACTION = "action"
+_MARKING = ("patch_dag_run", "patch_task_instance")
+"""The events in Airflow's audit log by which a user changes the state of a run or of its task."""
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class AirflowRuns:
@@ -45,25 +53,66 @@ class AirflowRuns:
             # Ids increase with every run, while the times of runs can be equal.
             newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
-            last = dict(zip((run.dag_id for run in runs), self._answers(session, runs), strict=True))
-            waiting = self._waiting(session, runs)
-            states: dict[str, DagState] = {}
-            for name, is_paused in paused.items():
-                pool, since = waiting.get(name, ("", None))
-                states[name] = DagState(bool(is_paused), last.get(name), pool, since)
+            tasks = self._tasks(session, runs)
+            waiting, marked = self._waiting(session, tasks.values()), self._marked(session, runs)
+            states = {name: DagState(bool(is_paused), None) for name, is_paused in paused.items()}
+            for run in runs:
+                task = tasks.get((run.dag_id, run.run_id))
+                states[run.dag_id] = replace(
+                    states[run.dag_id],
+                    last_run=self._answer(run, task),
+                    waits=waiting.get(run.dag_id),
+                    attempts_left=_attempts_left(task),
+                    marked_by=marked.get(run.dag_id, ""),
+                )
             return states
 
-    def _waiting(self, session: Session, runs: Iterable[DagRun]) -> dict[str, tuple[str, datetime | None]]:
-        """DAG → the pool in which a task of its newest run waits for a slot, and since when.
+    def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
+        """DAG → the pool for which its task waits.
 
         Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it has a slot.
         """
+        waiting = {task.dag_id: task for task in tasks if task.state == "scheduled" and task.scheduled_dttm}
+        if not waiting:
+            return {}
+        pools = {task.pool for task in waiting.values()}
+        slots = dict(session.execute(select(Pool.pool, Pool.slots).where(Pool.pool.in_(pools))).all())
+        holders = self._holders(session, pools)
+        waits: dict[str, PoolWait] = {}
+        for dag, task in waiting.items():
+            held = holders.get(task.pool, [])
+            taken = sum(holder.pool_slots for holder in held)
+            texts = tuple(_holder_text(holder) for holder in held)
+            waits[dag] = PoolWait(task.pool, slots.get(task.pool, 0), task.scheduled_dttm, texts, taken)
+        return waits
+
+    def _holders(self, session: Session, pools: Iterable[str]) -> dict[str, list[Any]]:
+        """Pool → the tasks that occupy its slots, the longest first."""
         c = TaskInstance
-        newest = [(run.dag_id, run.run_id) for run in runs]
-        statement = select(c.dag_id, c.pool, c.scheduled_dttm).where(
-            c.state == "scheduled", tuple_(c.dag_id, c.run_id).in_(newest)
+        columns = c.dag_id, c.task_id, c.pool, c.pool_slots, c.state, c.start_date, c.queued_dttm
+        is_counted = or_(c.state.in_(EXECUTION_STATES), and_(c.state == "deferred", Pool.include_deferred.is_(True)))
+        statement = select(*columns).join(Pool, Pool.pool == c.pool).where(c.pool.in_(pools), is_counted)
+        holders: dict[str, list[Any]] = {}
+        for task in session.execute(statement).all():
+            holders.setdefault(task.pool, []).append(task)
+        for of_pool in holders.values():
+            of_pool.sort(key=lambda task: (task.start_date or task.queued_dttm or _LONG_AGO, task.dag_id))
+        return holders
+
+    def _marked(self, session: Session, runs: Iterable[DagRun]) -> dict[str, str]:
+        """DAG → the user who has changed the state of its newest run, which has failed."""
+        failed = [(run.dag_id, run.run_id) for run in runs if str(run.state) == "failed"]
+        if not failed:
+            return {}
+        statement = (
+            select(Log.dag_id, Log.owner_display_name, Log.owner)
+            .where(Log.event.in_(_MARKING), tuple_(Log.dag_id, Log.run_id).in_(failed))
+            .order_by(Log.id)
         )
-        return {task.dag_id: (task.pool, task.scheduled_dttm) for task in session.execute(statement).all()}
+        users: dict[str, str] = {}
+        for dag, display_name, owner in session.execute(statement).all():
+            users[str(dag)] = display_name or owner or ""
+        return users
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
         """The newest runs of a pipeline, newest first."""
@@ -90,25 +139,26 @@ class AirflowRuns:
 
     def _answers(self, session: Session, runs: Iterable[DagRun]) -> list[Run]:
         runs = list(runs)
+        tasks = self._tasks(session, runs)
+        return [self._answer(run, tasks.get((run.dag_id, run.run_id))) for run in runs]
+
+    def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:
+        """DAG and run → the task whose log explains the run."""
         if not runs:
-            return []
+            return {}
+        c = TaskInstance
         columns = (
-            TaskInstance.dag_id,
-            TaskInstance.run_id,
-            TaskInstance.task_id,
-            TaskInstance.state,
-            TaskInstance.start_date,
-        )
+            c.dag_id, c.run_id, c.task_id, c.state, c.start_date, c.try_number, c.max_tries, c.pool, c.scheduled_dttm,
+        )  # fmt: skip
         instances = select(*columns).where(
-            TaskInstance.dag_id.in_({run.dag_id for run in runs}),
-            TaskInstance.run_id.in_({run.run_id for run in runs}),
+            c.dag_id.in_({run.dag_id for run in runs}), c.run_id.in_({run.run_id for run in runs})
         )
         tasks: dict[tuple[str, str], Any] = {}
         for task in session.execute(instances).all():
             run_key = (task.dag_id, task.run_id)
             if run_key not in tasks or _rank(task) > _rank(tasks[run_key]):
                 tasks[run_key] = task
-        return [self._answer(run, tasks.get((run.dag_id, run.run_id))) for run in runs]
+        return tasks
 
     def _answer(self, run: DagRun, task: Any) -> Run:
         log = f"{self.root}/dags/{quote(run.dag_id, safe='')}/runs/{quote(run.run_id, safe='')}"
@@ -128,3 +178,17 @@ class AirflowRuns:
 def _rank(task: Any) -> tuple[bool, float]:
     """A sort key, largest for the task whose log explains a run: a failed task, or else the task started last."""
     return str(task.state) == "failed", task.start_date.timestamp() if task.start_date else 0.0
+
+
+def _attempts_left(task: Any) -> int | None:
+    """The attempts that a task has left; None if it has not failed, or an attempt goes on."""
+    if task is None or task.state not in ("failed", "up_for_retry"):
+        return None
+    left: int = task.max_tries + 1 - task.try_number
+    return max(left, 0)
+
+
+def _holder_text(task: Any) -> str:
+    since = task.start_date or task.queued_dttm
+    at = f" since {since:%H:%M:%S} UTC" if since else ""
+    return f"{task.task_id} of {task.dag_id} ({counted(task.pool_slots, 'slot')}{at})"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import cached_property, partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,3 +37,32 @@ class Mounted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
+
+
+class CausesNoted:
+    """A middleware of Airflow's API server, which notes the causes of failures while the server runs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        noting = asyncio.create_task(self._note())
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            noting.cancel()
+
+    async def _note(self) -> None:
+        # Importing takes a second, during which the server answers requests.
+        keep_noting = await asyncio.to_thread(_noting)
+        await keep_noting()
+
+
+def _noting() -> Callable[[], Awaitable[None]]:
+    from sluice.api.airflow_causes import keep_noting
+    from sluice.api.airflow_runs import AirflowRuns
+
+    return partial(keep_noting, AirflowRuns())

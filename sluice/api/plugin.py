@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
-from sluice.api.mounted import Mounted
+from sluice.api.mounted import CausesNoted, Mounted
 
 _ROOT = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/")
 
@@ -19,6 +19,9 @@ class StatePlugin(AirflowPlugin):
     fastapi_apps = [  # noqa: RUF012 - declared like this by Airflow
         {"name": "Sluice", "app": Mounted("generic_app"), "url_prefix": "/sluice"},
         {"name": "Sluice custom routes", "app": Mounted("custom_routes_app"), "url_prefix": "/v1"},
+    ]
+    fastapi_root_middlewares = [  # noqa: RUF012 - declared like this by Airflow
+        {"name": "Sluice", "middleware": CausesNoted},
     ]
     external_views = [  # noqa: RUF012 - declared like this by Airflow
         {

@@ -7,14 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
-import msgspec
-
 from sluice.answers import Run
-from sluice.errors import NoSlot, Refused
-from sluice.state.ledger.failures import SLOT_SECONDS, Failure
+from sluice.errors import Refused
+from sluice.values.phrases import counted, listed
+
+
+@dataclass(frozen=True)
+class PoolWait:
+    """A task that waits for a slot of its pool."""
+
+    pool: str
+    slots: int
+    """The number of slots that the pool has; -1 without a limit."""
+    since: datetime
+    holders: tuple[str, ...] = ()
+    """The tasks that occupy slots of the pool, such as `long_task of other_team (3 slots since 15:11:21 UTC)`."""
+    taken: int = 0
+    """The number of slots that these tasks occupy."""
+
+    @property
+    def detail(self) -> str:
+        """What the task waits for, and who occupies the pool."""
+        begin = f"Its task waits for a slot of the pool {self.pool}"
+        if not self._is_full:
+            return f"{begin}, although {self.taken} of {self.slots} slots are taken."
+        holders = listed(self.holders) or "nobody, because the pool has no slots"
+        return f"{begin}. All {counted(self.slots, 'slot')} are taken by {holders}."
+
+    @property
+    def next_step(self) -> str:
+        """How the task gets a slot."""
+        if not self._is_full:
+            return "Look at Airflow's own limits, such as core.parallelism, and at its scheduler."
+        return f"Wait until these tasks have ended, end one, or give the pool {self.pool} more slots in Airflow."
+
+    @property
+    def _is_full(self) -> bool:
+        return 0 <= self.slots <= self.taken
 
 
 @dataclass(frozen=True)
@@ -23,21 +55,12 @@ class DagState:
 
     paused: bool
     last_run: Run | None
-    pool: str = ""
-    """The pool in which the task of the last run waits for a free slot; empty if the task does not wait."""
-    waits_since: datetime | None = None
-    """Since when the task waits for a slot."""
-
-    def waits_for_slot(self, pipeline: str, now: datetime | None = None) -> Failure | None:
-        """The failure of a pipeline whose task has waited long for a slot of its pool; None if it has not."""
-        since, now = self.waits_since, now or datetime.now(UTC)
-        if since is None or (now - since).total_seconds() < SLOT_SECONDS:
-            return None
-        error = NoSlot(
-            f"Its task waits for a slot of the pool {self.pool}.",
-            next_step=f"Give the pool {self.pool} more slots in Airflow, or wait until other runs have ended.",
-        )
-        return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
+    waits: PoolWait | None = None
+    """What the task of the last run waits for; None if it does not wait for a slot."""
+    attempts_left: int | None = None
+    """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or one goes on."""
+    marked_by: str = ""
+    """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted nobody."""
 
 
 class Runs(Protocol):

@@ -16,6 +16,7 @@ from sluice.topology.pipeline import Pipeline
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
     """Run the driver of a pipeline with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
+        from sluice.errors import EngineError
         from sluice.kafka.brokers import require_brokers
         from sluice.observe.backlog import backlog_of_run
         from sluice.spark_submit import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
@@ -48,7 +49,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         # `options` is empty for a plain run only. The ledger keeps a failure until a plain run has
         # read all records, so the failure of a rebuild or replay would stay too long.
         if status and not options:
-            note_killed(settings(), pipeline, "", started_at, detail)
+            note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)
 
 

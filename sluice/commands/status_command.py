@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
@@ -15,6 +15,7 @@ from sluice.commands.console import errors_as_messages, out, wide
 from sluice.settings import settings
 
 if TYPE_CHECKING:
+    from sluice.answers import FailureKind
     from sluice.kafka.unread_records import Lag, Offsets
     from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.failures import Failure
@@ -28,48 +29,57 @@ _WATCH_SECONDS = 3.0
 
 
 def status() -> None:
-    """Print the health of each pipeline, and what is wrong with each: since when, and the next step.
+    """Print the health of each pipeline, and what is wrong: since when, and the next step.
 
+    The worst comes first. What is wrong with several pipelines for the same reason is printed once.
     Exit with status 1 if something is wrong with a pipeline.
     """
     from rich.table import Table
     from rich.text import Text
 
-    from sluice.observe.health import trouble_of
+    from sluice.observe.health import by_cause, severity, trouble_of
     from sluice.observe.host_checks import check_hosts
     from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology import load_pipelines
 
     table = Table("pipeline", "status", "newest snapshot", box=None)
-    problems: list[str] = []
+    failures: list[Failure] = []
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
         check_hosts(ledger, LedgerFigures.read(ledger), settings())
         figures = LedgerFigures.read(ledger)
         inputs = Inputs.of(figures)
-        broken = {file.name for file in loaded.broken}
-        problems += [_problem(_file_failure(file, figures)) for file in loaded.broken]
-        for name in sorted({pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken):
+        kinds: dict[str, set[FailureKind]] = {}
+        broken = {file.name: _file_failure(file, figures) for file in loaded.broken}
+        for name in {pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken.keys():
             # This command has loaded the files itself, so it ignores failures of files that other processes recorded.
-            failures = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
-            state = "broken" if name in broken else trouble_of({failure.kind for failure in failures}) or "ok"
-            problems += map(_problem, failures)
+            found = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
+            found += [broken[name]] if name in broken else []
+            kinds[name] = {failure.kind for failure in found}
+            failures += found
+        for name in sorted(kinds, key=lambda name: (severity(kinds[name]), name)):
+            state = trouble_of(kinds[name]) or "ok"
             table.add_row(
                 Text(name),
                 Text(state, "green" if state == "ok" else "red"),
                 _newest(figures.snapshots.get(name)),
             )
         wide.print(table)
-    for problem in problems:
-        out.print(f"✗ {problem}", markup=False, soft_wrap=True)
-    raise typer.Exit(1 if problems else 0)
+    for same in by_cause(failures):
+        out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
+    raise typer.Exit(1 if failures else 0)
 
 
-def _problem(failure: Failure) -> str:
-    run = f", run {failure.run}" if failure.run else ""
-    since = f"since {failure.at:%Y-%m-%d %H:%M:%S} UTC{run}"
-    return f"{failure.pipeline}, {since}: {failure.title}. {failure.detail} {failure.next_step}".rstrip()
+def _problem(same: Sequence[Failure]) -> str:
+    """What is wrong with a pipeline, or with several pipelines for the same reason."""
+    first, names, runs = same[0], [failure.pipeline for failure in same], {failure.run for failure in same}
+    who = names[0] if len(names) == 1 else f"{len(names)} pipelines ({', '.join(names)})"
+    run = f", run {first.run}" if first.run and len(runs) == 1 else ""
+    since = f"since {min(failure.at for failure in same):%Y-%m-%d %H:%M:%S} UTC{run}"
+    outlook = first.outlook if len({failure.outlook for failure in same}) == 1 else ""
+    texts = [f"{first.title}.", first.detail, first.next_step, outlook]
+    return f"{who}, {since}: {' '.join(filter(None, texts))}"
 
 
 def _file_failure(file: Broken, figures: LedgerFigures) -> Failure:

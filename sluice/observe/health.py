@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, get_args
 
 import msgspec
 
 from sluice.answers import FailureKind
-from sluice.errors import InputAway, RecordsHeld
+from sluice.errors import InputAway, NoSlot, RecordsHeld
 from sluice.kafka.unread_records import Lag
 from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import FAILED_KINDS, WAITING_KINDS, Failure
-from sluice.values.phrases import counted
+from sluice.values.phrases import counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
-"""The health of a pipeline with which something is wrong."""
+"""The health of a pipeline with which something is wrong, from the worst to the least."""
+_WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
+NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
+_NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
+_DELETED = (
+    "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
+    "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
+)
 
 
 def failures_of(
@@ -36,19 +44,46 @@ def failures_of(
     generation = figures.generations.get(pipeline)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if "input" not in recorded and (missing or (lag is None and lag_error)):
-        failures.append(Failure.of(input_away(missing, lag_error), pipeline, kind="input"))
+        away = input_away(missing, lag_error, {} if lag is None else lag.positions)
+        failures.append(Failure.of(away, pipeline, kind="input"))
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
     return failures
 
 
-def input_away(missing: Sequence[str], lag_error: str = "") -> InputAway:
-    """The error for topics that do not exist, or for brokers that do not answer."""
+def input_away(
+    missing: Sequence[str],
+    lag_error: str = "",
+    read: Mapping[str, Mapping[int, int]] = NOTHING,
+) -> InputAway:
+    """The error for topics that do not exist, or for brokers that do not answer.
+
+    `read` has the offsets up to which the pipeline has read its topics. A missing topic that has
+    such offsets was deleted.
+    """
     if not missing:
         return InputAway(lag_error)
-    names = ", ".join(missing)
-    detail = f"Topic {names} does not exist." if len(missing) == 1 else f"The topics {names} do not exist."
-    return InputAway(detail, next_step=f"Create it, or correct the pipeline. {InputAway.next_step}")
+    deleted = [topic for topic in missing if read.get(topic)]
+    never_read = [topic for topic in missing if topic not in deleted]
+    details: list[str] = []
+    if deleted:
+        ends = [f"{topic}/{number} up to {end}" for topic in deleted for number, end in sorted(read[topic].items())]
+        was = "was" if len(deleted) == 1 else "were"
+        details.append(f"{_topics(deleted)} {was} deleted. The pipeline has read {listed(ends)}.")
+    if never_read:
+        do = "does" if len(never_read) == 1 else "do"
+        details.append(f"{_topics(never_read)} {do} not exist. The pipeline has never read from there.")
+    return InputAway(" ".join(details), next_step=_DELETED if deleted else _NEVER_READ)
+
+
+def _topics(names: Sequence[str]) -> str:
+    return f"Topic {names[0]}" if len(names) == 1 else f"The topics {', '.join(names)}"
+
+
+def not_started(pipeline: str, since: datetime) -> Failure:
+    """The failure of a pipeline for which Airflow was asked for a run at `since`, and has not started a driver."""
+    error = NoSlot(f"A run was asked for at {since:%H:%M:%S} UTC, and no driver has started.")
+    return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 
 
 def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
@@ -71,3 +106,18 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
     if "held" in kinds:
         return "held"
     return "degraded" if kinds else None
+
+
+def severity(kinds: Collection[FailureKind]) -> int:
+    """A number for sorting: 0 for the worst health that failures of these kinds cause."""
+    trouble = trouble_of(kinds)
+    return len(_WORST_FIRST) if trouble is None else _WORST_FIRST.index(trouble)
+
+
+def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
+    """Failures that say the same about several pipelines together; the worst first, then by pipeline."""
+    causes: dict[tuple[str, ...], list[Failure]] = {}
+    for failure in sorted(failures, key=lambda failure: (severity({failure.kind}), failure.pipeline)):
+        cause = failure.kind, failure.host, failure.title, failure.detail, failure.next_step
+        causes.setdefault(cause, []).append(failure)
+    return list(causes.values())

@@ -99,9 +99,9 @@ class Observer:
             check_hosts(self._ledger, LedgerFigures.read(self._ledger), self._configuration)
 
 
-def nearly_full(free: int, size: int) -> bool:
-    """Whether a disk of `size` bytes is nearly full."""
-    return free < min(max(_FREE_SHARE * size, _LEAST_FREE), _MOST_NEEDED)
+def needed_bytes(size: int) -> int:
+    """How many bytes of a disk of `size` bytes must be free, or else the disk is nearly full."""
+    return round(min(max(_FREE_SHARE * size, _LEAST_FREE), _MOST_NEEDED))
 
 
 def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
@@ -119,10 +119,17 @@ def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
 
 
 def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
-    full = [(folder, free) for folder, (free, size) in disks(configuration).items() if nearly_full(free, size)]
-    if full:
-        folder, free = full[0]
-        yield Sight("disk", own, DiskNearlyFull(f"{own} has {free / 2**30:.1f} GiB left for {folder}."))
+    for folder, (free, size) in disks(configuration).items():
+        needed = needed_bytes(size)
+        if free < needed:
+            left = f"{own} has {_gib(free)} of {_gib(size)} left for {folder}"
+            yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {_gib(needed)}."))
+            # A host has one failure of its disks, even if the ledger's and the shards' disks are full.
+            return
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
 
 
 def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pkgutil import resolve_name
 from typing import Any
@@ -12,10 +13,11 @@ import structlog
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
-from sluice.errors import Overdue
+from sluice.errors import Overdue, SluiceError
 from sluice.settings import Settings, settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import Snapshot
 from sluice.values.phrases import duration_text
 
 log = structlog.get_logger(__name__)
@@ -80,6 +82,18 @@ async def alert(
     return detail
 
 
+def keep_current(failure: Failure, why: str) -> None:
+    """Say in a recorded failure why the data are too old now."""
+    with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+        newest = ledger.snapshots.latest(failure.pipeline)
+        ledger.failures.change(failure, detail=_detail(why, newest))
+
+
+def _detail(why: str, newest: Snapshot | None) -> str:
+    published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"
+    return f"{why}, and {published}."
+
+
 def _note_if_old(
     configuration: Settings,
     pipeline: str,
@@ -92,7 +106,6 @@ def _note_if_old(
         # A run that lingers publishes without ending, and another run may have published meanwhile.
         if newest is not None and newest.published_at >= since:
             return ""
-        published = "nothing is published" if newest is None else f"snapshot {newest.id} is older"
-        late = Overdue(f"{why}, and {published}.")
+        late = Overdue(_detail(why, newest))
         failure = Failure.of(late, pipeline, run=run, kind="overdue", secrets=configuration.secrets)
         return late.detail if ledger.failures.add_if_new(failure) else ""

@@ -18,12 +18,14 @@ from airflow.sdk import DAG, Asset, AssetAny, AssetWatcher
 from airflow.triggers.base import TriggerEvent
 
 from sluice.airflow_connections import KAFKA
-from sluice.orchestration.alerts import alert
+from sluice.orchestration.alerts import alert, keep_current
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.orchestration.watch import POLL_SECONDS, Watch
 from sluice.values.phrases import duration_text
 
 NAME = "sluice_deadlines"
+_TEXT_SECONDS = 10.0
+"""How often the number of unread records in a recorded failure is brought up to date."""
 
 
 @dataclass
@@ -80,6 +82,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
         published: datetime | None = None
+        next_text = 0.0
         while True:
             # All triggers look at the same moments, so that one read of the broker and the ledger
             # serves them all.
@@ -88,6 +91,11 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
             published = published if seen is None else seen.published_at
             records = None if seen is None else seen.lag.unread
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
+            failure = None if seen is None else seen.failures.get("overdue")
+            if failure is not None and records and time.monotonic() >= next_text:
+                next_text = time.monotonic() + _TEXT_SECONDS
+                why = _why({"records": records}, duration_text(self.deadline_ms))
+                await asyncio.to_thread(keep_current, failure, why)
             if age.due(records, snapshot_s, time.monotonic()):
                 overdue = {
                     "pipeline": self.pipeline,
@@ -146,4 +154,4 @@ def _why(overdue: Mapping[str, Any], deadline: str) -> str:
     """Why data are overdue, from a trigger's event."""
     if overdue["records"] is None:
         return f"For {deadline}, it has been unknown whether there are unread records ({overdue.get('trouble', '')})"
-    return f"{overdue['records']:,} records have not been read for {deadline}"
+    return f"{overdue['records']:,} records have been unread for more than {deadline}"

@@ -17,7 +17,7 @@ from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
-from sluice.errors import BrokersUnreachable, PreflightError, QueryError, SettingsError, SluiceError
+from sluice.errors import BrokersUnreachable, EngineError, PreflightError, QueryError, SettingsError, SluiceError
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.backlog import backlog_of_run
@@ -25,6 +25,7 @@ from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.observe.tracing import trace_context
 from sluice.orchestration.driver_log import log_at_levels
+from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -85,7 +86,7 @@ class SluiceOperator(SparkSubmitOperator):
             application_args=[pipeline],
             name=f"sluice.{pipeline}",
             conn_id=conn_id,
-            **kwargs,
+            **{"retry_policy": Repetition(pipeline)} | kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
         self.topics = topics
@@ -126,7 +127,7 @@ class SluiceOperator(SparkSubmitOperator):
                 self.conf = dict(submitted.for_backlog(unread).conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for
                 # some masters.
-                variables = submitted.environment | urls | {"SLUICE_RUN": _run(context)} | trace_context()
+                variables = submitted.environment | urls | {"SLUICE_RUN": run_name(context)} | trace_context()
                 with _added_to_environment(variables):
                     super().execute(context)
                 if not submitted.is_finished:
@@ -134,24 +135,21 @@ class SluiceOperator(SparkSubmitOperator):
             self._report(context, kafka)
         except (SettingsError, PreflightError) as error:
             # A retry cannot repair a wrong setting or an unfit machine, so the task fails at once.
-            self._note_failure(context, started_at, error.detail)
+            self._note_failure(context, started_at, error)
             raise AirflowFailException(str(error)) from None
         except BrokersUnreachable as error:
             # A retry may reach the brokers again.
-            self._note_failure(context, started_at, error.detail)
+            self._note_failure(context, started_at, error)
             raise AirflowException(str(error)) from None
         except Exception as error:
             if self._is_ended:
                 self._note_ended(context)
-                raise
+                raise AttemptEnded("Airflow ended the run.") from None
             # The error of Airflow's hook quotes the whole command and log, so the error that the
             # driver has recorded in the ledger replaces it.
             recorded = self._recorded_error(started_at)
-            self._note_failure(
-                context,
-                started_at,
-                "The driver ended without an error message. See the task's log.",
-            )
+            silent = EngineError("The driver ended without an error message.", next_step="See the task's log.")
+            self._note_failure(context, started_at, silent)
             raise recorded or error from None
         except BaseException:
             # AirflowTaskTimeout, for example, is no Exception. Airflow raises it in a task that
@@ -190,7 +188,7 @@ class SluiceOperator(SparkSubmitOperator):
         return lineage(
             self.pipeline,
             action,
-            _run(context),
+            run_name(context),
             kafka_config(self.kafka_conn_id),
             settings(),
             databases,
@@ -213,7 +211,7 @@ class SluiceOperator(SparkSubmitOperator):
                 for gauge in gauges(figures_of_all, self.pipeline, lag, sizes=sizes):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
                     stats.gauge(f"sluice.{gauge.name}", float(gauge.value), tags=tags)
-                figures = run_figures(ledger, self.pipeline, _run(context))
+                figures = run_figures(ledger, self.pipeline, run_name(context))
             # The accessor of events seems empty until an asset is looked up in it, so its truth
             # value says nothing.
             events: Any = context.get("outlet_events")
@@ -239,7 +237,7 @@ class SluiceOperator(SparkSubmitOperator):
         except (SluiceError, OSError):
             return None
         failure = failures.get("run")
-        if failure is None or failure.at < started_at:
+        if failure is None or failure.seen_at < started_at:
             return None
         next_step = f"{failure.next_step}\n" if failure.next_step else ""
         text = f"{next_step}{failure.title}: {failure.detail}"
@@ -247,10 +245,10 @@ class SluiceOperator(SparkSubmitOperator):
 
     def _note_ended(self, context: Context) -> None:
         # If an earlier try has recorded an error, that error says more, so it is kept.
-        self._note_failure(context, None, "Airflow ended the run.")
+        self._note_failure(context, None, EngineError("Airflow ended the run."))
 
-    def _note_failure(self, context: Context, started_at: datetime | None, detail: str) -> None:
-        note_killed(settings(), self.pipeline, _run(context), started_at, detail)
+    def _note_failure(self, context: Context, started_at: datetime | None, error: SluiceError) -> None:
+        note_killed(settings(), self.pipeline, run_name(context), started_at, error)
 
 
 def _options(context: Context) -> tuple[str, ...]:
@@ -301,16 +299,6 @@ def _lag(ledger: Ledger, pipeline: str, kafka: Mapping[str, str]) -> Lag | None:
         return read_lag(silent_admin(kafka), positions, positions)
     except (KafkaException, TimeoutError):
         return None
-
-
-def _run(context: Context) -> str:
-    """The run's name in the ledger: DAG/RUN/TASK.
-
-    All tries share the name, so that a retry recognizes a driver of an earlier try that is still
-    running.
-    """
-    task = context["ti"]
-    return f"{task.dag_id}/{task.run_id}/{task.task_id}"
 
 
 @contextmanager

@@ -13,7 +13,10 @@ OWNER = "sluice"
 
 
 def pipeline_task_defaults() -> dict[str, Any]:
-    """Default arguments of the tasks that run pipelines."""
+    """Default arguments of the tasks that run pipelines.
+
+    The delays count only if the task's process was killed, so that `Repetition` could not decide.
+    """
     return {
         "owner": OWNER,
         "retries": 2,

@@ -11,19 +11,18 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import structlog
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from sluice.airflow_connections import KAFKA
 from sluice.answers import FailureKind
 from sluice.engine.run.driver_lease import PATIENCE
-from sluice.errors import BrokersUnreachable, InputAway, NoSlot, SluiceError
+from sluice.errors import BrokersUnreachable, InputAway, SluiceError
 from sluice.kafka.open_transactions import HELD_SECONDS, HeldPartitions
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe.health import held_failure, input_away
+from sluice.observe.health import held_failure, input_away, not_started
 from sluice.orchestration.watch import POLL_SECONDS, Observation, Watch
 from sluice.settings import settings
 from sluice.state.ledger.failures import SLOT_SECONDS, Failure
@@ -34,8 +33,19 @@ from sluice.state.model import GenerationRef
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_BACK_OFF_S = 3_600.0
 """The longest time between two runs for the same records."""
+_NOTICEABLE_S = 2.0
+"""A time that the ledger has is changed if it is off by more than this."""
 
 log = structlog.get_logger(__name__)
+
+
+class BackOff(NamedTuple):
+    """The pause between two events for the same records."""
+
+    since_event_s: float
+    """Seconds since the earlier event."""
+    until_event_s: float
+    """Seconds until the later event."""
 
 
 @dataclass
@@ -109,6 +119,16 @@ class Burst:
         """Seconds since the first event after which no driver was seen at work; 0 without one."""
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
+    def back_off(self, now: float) -> BackOff | None:
+        """How long the events for the same records pause; None without an event that a run has to answer."""
+        if self._fired is None:
+            return None
+        return BackOff(now - self._fired_at, max(self._busy_at + self._back_off_s() - now, 0.0))
+
+    def _back_off_s(self) -> float:
+        back_off_s: float = self.patience_s * 2 ** (self.attempts - 1)
+        return min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
+
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
         """Whether the run of the last event may still read the event's records, or has failed only recently."""
         if self._fired is None or _reaches(lag.positions, self._fired):
@@ -117,8 +137,7 @@ class Burst:
         # The same run would only fail again, so the next event needs new records.
         if is_lasting and lag.ends == self._fired:
             return True
-        back_off_s: float = self.patience_s * 2 ** (self.attempts - 1)
-        return now - self._busy_at < min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
+        return now - self._busy_at < self._back_off_s()
 
 
 @dataclass
@@ -272,6 +291,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 is_due = burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting)
                 await self._note("held", held_back(self.pipeline, seen.lag, self._held), seen.failures)
                 await self._note("slot", self._no_slot(burst.unanswered_s(now), failed), seen.failures)
+                await self._note_next_run(failed, burst.back_off(now))
                 if is_due:
                     records, ends = seen.lag.readable, seen.lag.ends
                     log.info(
@@ -316,7 +336,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             return None
         missing = seen.lag.missing(self.topics)
         if missing:
-            await self._wait(f"no topic {', '.join(missing)}", away=input_away(missing))
+            await self._wait(f"no topic {', '.join(missing)}", away=input_away(missing, read=seen.lag.positions))
             return None
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)
@@ -330,15 +350,26 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             return
         await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
 
+    async def _note_next_run(self, failed: Failure | None, pause: BackOff | None) -> None:
+        """Record when the next run starts, if the last one has failed and Airflow does not repeat it."""
+        if failed is None or pause is None or failed.is_lasting or not failed.is_given_up:
+            return
+        now = datetime.now(UTC)
+        # A failure that is older than the last event says nothing about the run of this event.
+        if failed.seen_at < now - timedelta(seconds=pause.since_event_s):
+            return
+        starts_at = now + timedelta(seconds=pause.until_event_s)
+        noted = failed.repeats_at
+        if noted is None or abs((noted - starts_at).total_seconds()) > _NOTICEABLE_S:
+            await asyncio.to_thread(_change_failure, failed, repeats_at=starts_at)
+
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
         """The failure of a pipeline whose run Airflow does not start; None if it has not waited long."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
         # If a run has failed since then, Airflow has started it, although no driver has taken the lease.
-        if unanswered_s < SLOT_SECONDS or (failed is not None and failed.at >= since):
+        if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):
             return None
-        error = NoSlot(f"A run was asked for {unanswered_s:.0f} s ago, and no driver has started.")
-        failure = Failure.of(error, self.pipeline, kind="slot")
-        return msgspec.structs.replace(failure, at=since)
+        return not_started(self.pipeline, since)
 
     async def _wait(self, trouble: str, kind: str = "", away: InputAway | None = None) -> None:
         """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem.
@@ -369,6 +400,11 @@ def _note_failure(pipeline: str, kind: FailureKind, failure: Failure | None) -> 
             ledger.failures.clear(pipeline, kind)
         else:
             ledger.failures.keep(failure)
+
+
+def _change_failure(failure: Failure, **values: Any) -> None:
+    with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+        ledger.failures.change(failure, **values)
 
 
 def _last_run_began(pipeline: str) -> float | None:

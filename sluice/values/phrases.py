@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
@@ -18,3 +20,9 @@ def duration_text(ms: int) -> str:
 def counted(number: int, noun: str) -> str:
     """The number with the noun in the singular or plural: `1 worker`, `2 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

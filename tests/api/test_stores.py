@@ -134,7 +134,7 @@ def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, 
         ]  # fmt: skip
 
     failures = states.ledger.failures
-    failures.add(Failure.of(EngineError("No broker\nat all"), "orders", run="r1"))
+    failures.keep(Failure.of(EngineError("No broker\nat all"), "orders", run="r1"))
     failures.set_files([Failure.of(TopologyError("fraud.py:3 is wrong."), "fraud", kind="file")])
     try:
         assert told() == [

@@ -147,7 +147,7 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     failed = EngineError(f"Kafka at 127.0.0.1:9092 does not answer. {HOSTILE}")
     run = api.runs.history["orders"][0]
     api.runs.states["orders"] = DagState(True, msgspec.structs.replace(run, state="failed"))
-    states.ledger.failures.add(Failure.of(failed, "orders", run="orders/manual__1/totals"))
+    states.ledger.failures.keep(Failure.of(failed, "orders", run="orders/manual__1/totals"))
     states.ledger.failures.set_files([Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")])
     # No broker answers, either.
     expect(page.locator("#failures li")).to_have_count(4)
@@ -169,8 +169,8 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
 
 def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, states: States) -> None:
     failures = states.ledger.failures
-    failures.add(Failure.of(EngineError("The driver ended."), "orders"))
-    failures.add(Failure.of(Overdue("5 records have not been read for 10 min."), "orders", kind="overdue"))
+    failures.keep(Failure.of(EngineError("The driver ended."), "orders"))
+    failures.keep(Failure.of(Overdue("5 records have been unread for more than 10 min."), "orders", kind="overdue"))
     for view in ("#/", "#/pipelines/orders"):
         page.goto("about:blank")
         page.goto(address + view)
@@ -185,11 +185,11 @@ def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, st
 
 def test_what_a_pipeline_waits_for_and_why_it_is_degraded_are_shown(page: Page, address: str, states: States) -> None:
     failures = states.ledger.failures
-    failures.add(Failure.of(InputAway("Topic orders does not exist."), "orders", kind="input"))
+    failures.keep(Failure.of(InputAway("Topic orders does not exist."), "orders", kind="input"))
     flood = RecordsRejected(
         "50 records of the newest batch's 110 were rejected. contract: 50.", next_step="Look at them."
     )
-    failures.add(Failure.of(flood, "orders", kind="rejections"))
+    failures.keep(Failure.of(flood, "orders", kind="rejections"))
     for view in ("#/", "#/pipelines/orders"):
         page.goto("about:blank")
         page.goto(address + view)

@@ -84,7 +84,7 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
     assert check() != found
     assert len(told) == 1, "the same data are still old"
     with Ledger.open(settings().ledger) as ledger:
-        ledger.failures.add(Failure.of(EngineError("The driver ended."), "orders"))
+        ledger.failures.keep(Failure.of(EngineError("The driver ended."), "orders"))
         failures = {failure.kind: (failure.run, failure.title) for failure in ledger.failures.all()}
         assert failures == {"run": ("", "The run stopped"), "overdue": ("manual__1", "The data are too old")}
         overdue = [gauge.value for gauge in gauges(LedgerFigures.read(ledger), "orders") if gauge.name == "overdue"]
@@ -138,7 +138,7 @@ def test_unread_records_are_a_failure_of_the_pipeline() -> None:
     (found,) = alert_overdue(
         {"orders": 10 * MINUTE}, "tests.dags.test_alerts:notify", dag_run=run, triggering_asset_events=events
     )
-    assert found == "1,200 records have not been read for 10 min, and snapshot 1.0 is older."
+    assert found == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
     assert [call["detail"] for call in told] == [found]
     with Ledger.open(settings().ledger) as ledger:
         assert [failure.kind for failure in ledger.failures.all()] == ["overdue"]

@@ -385,7 +385,7 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
         with Ledger.open(settings().ledger) as ledger:
             ledger.failures.clear("orders", "run")
             if recorded is not None:
-                ledger.failures.add(recorded)
+                ledger.failures.keep(recorded)
         started.unlink(missing_ok=True)
         is_over = Event()
         marking = Thread(target=mark_as_failed)

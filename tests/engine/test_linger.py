@@ -64,7 +64,7 @@ def test_records_that_arrive_while_a_run_lingers_are_its_next_batch(
     running = start(sums)
     running.send("sales", sale("a"))
     with running.ledger() as ledger:
-        ledger.failures.add(Failure.of(EngineError("Kafka does not answer."), running.pipeline.name))
+        ledger.failures.keep(Failure.of(EngineError("Kafka does not answer."), running.pipeline.name))
 
     def second_batch() -> None:
         with running.ledger() as ledger:

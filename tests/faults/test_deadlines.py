@@ -129,7 +129,7 @@ def test_old_data(watched: Watched, observe: Observe) -> None:
     watched.pause(paused=True)
     watched.send(5)
     watched.wait(lambda: watched.calls)
-    detail = "5 records have not been read for 20 s, and nothing is published."
+    detail = "5 records have been unread for more than 20 s, and nothing is published."
     assert watched.calls == [["pages", detail, "sluice_deadlines"]]
     assert watched.failures == {"overdue": detail}
     assert watched.is_overdue()

@@ -42,7 +42,7 @@ def test_alerts_fire_and_pass(
 ) -> None:
     monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     failures = states.ledger.failures
-    failures.add(Failure.of(EngineError("A record cannot be read."), "orders"))
+    failures.keep(Failure.of(EngineError("A record cannot be read."), "orders"))
     with prometheus(tmp_path, hosts[0].address, TOKEN) as client:
         assert wait_until(lambda: ("PipelineFailed", "orders") in firing(client), 180, 0.2)
         (condition,) = asked(client, "/api/v1/query", query='sluice_condition{kind="run"}')["result"]

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from sluice import answers
 from sluice.answers import FailureKind, PipelineHealth
+from sluice.api.airflow_causes import explained
 from sluice.api.http.replies import reply, snapshot_answer
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
@@ -51,15 +52,10 @@ async def _overview(
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
     held_since = None if lag is None else access.services.held_since(lag)
-    failures = failures_of(figures, name, lag, error, held_since)
-    waits = dag.waits_for_slot(name)
-    if waits is not None:
-        # The failure from Airflow's database names the pool. It replaces the trigger's failure, which
-        # says only that no driver has started.
-        failures = [*(failure for failure in failures if failure.kind != "slot"), waits]
+    failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if missing:
-        lag_error = input_away(missing).detail
+        lag_error = input_away(missing, read=lag.positions).detail
     elif lag is None:
         lag_error = error or "Nothing has been read yet."
     else:

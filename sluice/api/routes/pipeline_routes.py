@@ -191,10 +191,19 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 
 
 def failure_answer(failure: Failure) -> answers.Failure:
-    """A failure with its age."""
-    age = age_seconds(failure.at)
+    """A failure with its age and outlook."""
     return answers.Failure(
-        failure.kind, failure.host, failure.run, failure.at, age, failure.title, failure.detail, failure.next_step
+        kind=failure.kind,
+        host=failure.host,
+        run=failure.run,
+        at=failure.at,
+        age_seconds=age_seconds(failure.at),
+        title=failure.title,
+        detail=failure.detail,
+        next_step=failure.next_step,
+        seen_at=failure.seen_at,
+        outlook=failure.outlook,
+        repeats_at=failure.repeats_at,
     )
 
 

@@ -15,6 +15,8 @@
 | clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
 
+Airflow's API server adds what only Airflow's database knows: see `api.airflow_causes`.
+
 A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host has recorded it
 for `UNSEEN_SECONDS`, for example because the host is gone for good.
 """
@@ -26,7 +28,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self, get_args
 
 import msgspec
-from sqlalchemy import and_, bindparam, delete, insert, not_, select
+from sqlalchemy import RowMapping, and_, bindparam, delete, insert, not_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from sluice.answers import FailureKind
@@ -34,6 +36,7 @@ from sluice.errors import SluiceError
 from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import FAILURES
+from sluice.values.phrases import counted
 
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
@@ -60,13 +63,43 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
-    """When the failure began."""
+    """When the failure began. Attempts that fail one after the other are one failure."""
+    seen_at: datetime
+    """When the failure was last seen: of a run, when its newest attempt failed."""
     title: str
     detail: str
     """The first line of the error, without secrets."""
     next_step: str = ""
     is_lasting: bool = False
     """Whether a run with the same records, code and settings would fail again."""
+    attempts_left: int | None = None
+    """How many attempts Airflow has left for the run; None if that is unknown."""
+    marked: str = ""
+    """Who has set the state of the run in Airflow by hand, and to what; empty if nobody has."""
+    repeats_at: datetime | None = None
+    """When the next attempt or run starts by itself; None if that is unknown."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether Airflow does not repeat the failed run any more."""
+        return self.attempts_left == 0 or bool(self.marked)
+
+    @property
+    def outlook(self) -> str:
+        """Whether and when a failed run is repeated without anybody's help; empty for other failures."""
+        if self.kind != "run":
+            return ""
+        if not self.run:
+            return "The run was started with sluice run, so Airflow does not repeat it."
+        if self.is_lasting:
+            return "Airflow does not repeat the run, because it would fail again in the same way."
+        at = "" if self.repeats_at is None else f" at {self.repeats_at:%H:%M:%S} UTC"
+        if self.attempts_left and not self.marked:
+            return f"Airflow repeats the run{at}: {counted(self.attempts_left, 'attempt')} left."
+        next_run = f" A new run starts{at}." if at else ""
+        if self.marked:
+            return f"{self.marked}, so Airflow does not repeat it.{next_run}"
+        return "" if self.attempts_left is None else f"Airflow has used up its attempts.{next_run}"
 
     @classmethod
     def of(
@@ -88,8 +121,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
                 f"{type(error).__name__}: {first_line(error)}",
                 "",
             )
+        now = datetime.now(UTC)
         return cls(
-            pipeline=pipeline, kind=kind, host=host, run=run, at=datetime.now(UTC), title=title,
+            pipeline=pipeline, kind=kind, host=host, run=run, at=now, seen_at=now, title=title,
             detail=_storable(detail, secrets), next_step=_storable(next_step, secrets),
             is_lasting=isinstance(error, SluiceError) and error.is_lasting,
         )  # fmt: skip
@@ -102,13 +136,7 @@ class Failures(LedgerPart):
         """All failures, sorted by pipeline, kind and host."""
         expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
         rows = self._read(_UNEXPIRED, {"expired": _as_text(expired)})
-        return [Failure(**(dict(row) | {"at": datetime.fromisoformat(row["at"])})) for row in rows]
-
-    def add(self, failure: Failure) -> None:
-        """Add a failure. It replaces an earlier failure of the same pipeline, kind and host."""
-        with database_errors("Writing the failure"), transaction(self._engine) as connection:
-            connection.execute(delete(FAILURES).where(*_same(failure)))
-            connection.execute(insert(FAILURES), _row(failure))
+        return [_failure(row) for row in rows]
 
     def add_if_new(self, failure: Failure) -> bool:
         """Add a failure, and return True.
@@ -133,6 +161,15 @@ class Failures(LedgerPart):
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
                 connection.execute(delete(FAILURES).where(*_same(failure)))
                 connection.execute(insert(FAILURES), _row(failure) | ({"at": since} if since else {}))
+
+    def change(self, failure: Failure, **values: Any) -> None:
+        """Change some fields of a failure if they differ. Other fields, which others change, stay as they are."""
+        row = _row(msgspec.structs.replace(failure, **values))
+        before = _row(failure)
+        changed = {name: row[name] for name in values if row[name] != before[name]}
+        if changed:
+            with database_errors("Changing the failure"), transaction(self._engine) as connection:
+                connection.execute(update(FAILURES).where(*_same(failure)).values(**changed))
 
     def of(self, pipeline: str) -> list[Failure]:
         """The failures of a pipeline, sorted by kind and host."""
@@ -170,9 +207,14 @@ def _storable(text: str, secrets: Iterable[str]) -> str:
     return text.replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
 
+def _failure(row: RowMapping) -> Failure:
+    times = {name: datetime.fromisoformat(row[name]) for name in ("at", "seen_at", "repeats_at") if row[name]}
+    return Failure(**(dict(row) | times))
+
+
 def _row(failure: Failure) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(failure)
-    return row | {"seen_at": _as_text(datetime.now(UTC))}
+    return row | {"seen_at": _as_text(failure.seen_at)}
 
 
 def _as_text(moment: datetime) -> str:

@@ -335,6 +335,9 @@ FAILURES = Table(
     Column("detail", Text, nullable=False),
     Column("next_step", Text, nullable=False),
     Column("is_lasting", Boolean, nullable=False, comment="the same run would fail again"),
+    Column("attempts_left", Integer, comment="attempts that Airflow has left; null if unknown"),
+    Column("marked", Text, nullable=False, comment="who has set the run's state in Airflow, or empty"),
+    Column("repeats_at", Text, comment="when the next attempt or run starts; ISO 8601, UTC"),
 )
 
 MEASUREMENTS = Table(

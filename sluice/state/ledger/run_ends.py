@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from sluice.errors import EngineError, SluiceError
+from sluice.errors import SluiceError
 from sluice.settings import Settings
 
 
@@ -33,23 +33,23 @@ def note_killed(
     pipeline: str,
     run: str,
     since: datetime | None,
-    what: str,
+    error: SluiceError,
 ) -> None:
-    """Record that a driver failed with the error `what`, unless the driver has recorded this itself.
+    """Record that a run failed with `error`, unless its driver has recorded why.
 
-    The driver has recorded it if the pipeline has a failure of kind `run` that began at `since` or
-    later. If `since` is None, any failure of this kind counts.
+    The driver has recorded it if the pipeline has a failure of kind `run` that was seen at `since`
+    or later. If `since` is None, any failure of this kind counts.
     """
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
-        if any(since is None or failure.at >= since for failure in failures):
+        if any(since is None or failure.seen_at >= since for failure in failures):
             return
         # A driver counts its own run when the run ends. A killed driver could not.
         ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])
-    _add(configuration, EngineError(what), pipeline, run)
+    _add(configuration, error, pipeline, run)
 
 
 def note_files(configuration: Settings, broken: Mapping[str, SluiceError]) -> None:
@@ -76,4 +76,4 @@ def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> 
 
     # The caller raises the error of the run, which must not be hidden by an error of the ledger.
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        ledger.failures.add(Failure.of(error, pipeline, run=run, secrets=configuration.secrets))
+        ledger.failures.keep(Failure.of(error, pipeline, run=run, secrets=configuration.secrets))

@@ -121,7 +121,7 @@ def test_health_follows_the_last_run(
     ends["orders"] = {0: 11, 1: 5}
     api.runs.states["orders"] = run(state)
     if has_failed:
-        states.ledger.failures.add(failed())
+        states.ledger.failures.keep(failed())
     overview = only(api)
     assert overview["health"] == health
     assert overview["last_run"]["log"] == "/dags/orders/runs/manual__1/tasks/main"
@@ -144,7 +144,7 @@ def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
 def test_the_worst_comes_first(api: Api, states: States) -> None:
     for name in ("broken", "failed"):
         States(states.database, pipeline=name)
-    states.ledger.failures.add(failed("failed"))
+    states.ledger.failures.keep(failed("failed"))
     states.ledger.failures.set_files([Failure.of(TopologyError("x.py:1"), "broken", kind="file")])
     assert [one["pipeline"] for one in api.get(OVERVIEW)] == ["broken", "failed", "orders"]
 
@@ -172,7 +172,7 @@ def test_dead_letters_of_24_hours_are_counted_by_reason(api: Api, states: States
 def test_hidden_pipelines_are_left_out(api: Api, states: States) -> None:
     api.user = User(hidden=("orders", "secret"))
     api.runs.states["secret"] = run("failed")
-    states.ledger.failures.add(failed())
+    states.ledger.failures.keep(failed())
     assert api.get(OVERVIEW) == []
 
 

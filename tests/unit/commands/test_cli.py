@@ -113,7 +113,7 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("others")
 def test_status_lists_failed_and_broken_pipelines() -> None:
     with Ledger.open(settings().ledger) as ledger:
-        ledger.failures.add(Failure.of(EngineError("[Kafka] is away."), "orders", run="r1"))
+        ledger.failures.keep(Failure.of(EngineError("[Kafka] is away."), "orders", run="r1"))
     said = sluice("status")
     assert said.exit_code == 1
     table = [line.split()[:2] for line in said.stdout.splitlines()[1:5]]

@@ -77,7 +77,7 @@ def test_a_run_counts_whether_it_succeeds_fails_or_is_killed(states: States) -> 
         note_ready()
     with pytest.raises(EngineError), measured_run(configuration, "orders"):
         raise EngineError("no")
-    note_killed(configuration, "orders", "", None, "killed")
+    note_killed(configuration, "orders", "", None, EngineError("killed"))
     measured = totals(states)
     assert measured["runs_total", "succeeded"] == 1
     assert measured["runs_total", "failed"] == 2

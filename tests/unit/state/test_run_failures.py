@@ -58,11 +58,11 @@ def test_no_secret_is_recorded(known: Settings) -> None:
 
 def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     begun = now()
-    note_killed(known, "orders", "r1", begun, "The driver ended with status 137.")
+    note_killed(known, "orders", "r1", begun, EngineError("The driver ended with status 137."))
     assert [failure.detail for failure in failures(known)] == ["The driver ended with status 137."]
     begun = now()
     fail(known, EngineError("why"))
-    note_killed(known, "orders", "r2", begun, "The driver ended with status 1.")
+    note_killed(known, "orders", "r2", begun, EngineError("The driver ended with status 1."))
     assert [failure.detail for failure in failures(known)] == ["why."], "the driver reported the error itself"
 
 

@@ -27,15 +27,24 @@ function nothing() {
 }
 
 export function failures(pipelines) {
-  const lines = pipelines.flatMap((pipeline) => pipeline.failures.map((failure) => failureLine(pipeline, failure)));
+  const causes = Map.groupBy(
+    pipelines.flatMap((pipeline) => pipeline.failures.map((failure) => ({ pipeline, failure }))),
+    ({ failure: { kind, host, title, detail, next_step } }) => JSON.stringify([kind, host, title, detail, next_step]));
+  const lines = [...causes.values()].map((same) => failureLine(same));
   return lines.length ? element("div", { class: "trouble", role: "alert", "aria-label": "Failures", id: "failures" }, element("ul", {}, lines)) : null;
 }
 
-function failureLine(pipeline, failure) {
+// What is wrong with a pipeline, or with several pipelines for the same reason.
+function failureLine(same) {
+  const [{ pipeline, failure }] = same;
+  const names = same.map((each) => each.pipeline.pipeline);
+  const since = same.map((each) => each.failure.at).sort()[0];
   const run = pipeline.last_run;
-  return element("li", {},
-    element("b", {}, pipeline.pipeline), ", ", ago(failure.at),
-    `: ${failure.title}. ${failure.detail} ${failure.next_step} `, run && run.state === "failed" && airflowLink(run.log, "Open the log"));
+  const alone = same.length === 1;
+  const who = alone ? element("b", {}, names[0]) : [element("b", {}, `${names.length} pipelines`), ` (${names.join(", ")})`];
+  const text = [`${failure.title}.`, failure.detail, failure.next_step, alone && failure.outlook].filter(Boolean).join(" ");
+  return element("li", {}, who, ", ", ago(since), `: ${text} `,
+    alone && run && run.state === "failed" && airflowLink(run.log, "Open the log"));
 }
 
 function filters(pipelines, draw) {

@@ -1,0 +1,138 @@
+"""What only Airflow's database knows about failures: full pools, paused DAGs, runs that were marked as failed.
+
+The overview shows it at once. Airflow's API server also looks every `PERIOD_S`, and notes it in the
+ledger, for `sluice status` and the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+
+from sluice.answers import FailureKind
+from sluice.api.runs import DagState, PoolWait, Runs
+from sluice.errors import EngineError, Overdue
+from sluice.observe.health import not_started
+from sluice.settings import settings
+from sluice.state.ledger.failures import SLOT_SECONDS, Failure
+from sluice.state.ledger.ledger import Ledger
+
+PERIOD_S = 5.0
+_EXPLAINED: frozenset[FailureKind] = frozenset({"run", "slot", "overdue"})
+_FIELDS = ("detail", "next_step", "attempts_left", "marked", "repeats_at")
+"""The fields of a failure that `explained` may change."""
+
+log = structlog.get_logger(__name__)
+
+
+def explained(failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None) -> list[Failure]:
+    """The failures of a pipeline with what Airflow's database knows about them.
+
+    Adds that the pipeline's task waits for a slot, or that its run was marked as failed, if nobody
+    has recorded it.
+    """
+    found: list[Failure] = []
+    for failure in failures:
+        match failure.kind:
+            case "slot":
+                found.append(_slot(failure, dag))
+            case "overdue":
+                found.append(_overdue(failure, dag))
+            case "run":
+                found.append(_run(failure, dag))
+            case _:
+                found.append(failure)
+    kinds = {failure.kind for failure in found}
+    if "slot" not in kinds and dag.waits is not None and _is_long(dag.waits, now or datetime.now(UTC)):
+        found.append(_slot(not_started(pipeline, dag.waits.since), dag))
+    if kinds.isdisjoint(("slot", "run")) and dag.marked_by:
+        found.append(_marked_run(pipeline, dag))
+    return found
+
+
+def _is_long(waits: PoolWait, now: datetime) -> bool:
+    return (now - waits.since).total_seconds() >= SLOT_SECONDS
+
+
+def _slot(failure: Failure, dag: DagState) -> Failure:
+    """Why Airflow does not start the run."""
+    general = not_started(failure.pipeline, failure.at)
+    detail, next_step = general.detail, general.next_step
+    if dag.waits is not None:
+        detail, next_step = dag.waits.detail, dag.waits.next_step
+    elif dag.paused:
+        detail, next_step = f"{detail} The DAG is paused.", f"Unpause the DAG {failure.pipeline} in Airflow."
+    elif dag.marked_by:
+        detail = f"{detail} {_marked(dag)}."
+    return msgspec.structs.replace(failure, detail=detail, next_step=next_step)
+
+
+def _overdue(failure: Failure, dag: DagState) -> Failure:
+    """Why no run reads the records."""
+    next_step = Overdue.next_step
+    if dag.paused:
+        next_step = f"Its DAG is paused, so no run starts. Unpause the DAG {failure.pipeline} in Airflow."
+    elif dag.waits is not None:
+        next_step = f"{dag.waits.detail} {dag.waits.next_step}"
+    return msgspec.structs.replace(failure, next_step=next_step)
+
+
+def _run(failure: Failure, dag: DagState) -> Failure:
+    """Whether Airflow repeats the run. A process that was killed could not note this itself."""
+    run = dag.last_run
+    is_same = run is not None and failure.run.startswith(f"{failure.pipeline}/{run.run}/")
+    if not is_same or failure.is_lasting or dag.attempts_left is None:
+        return failure
+    changed = msgspec.structs.replace(failure, attempts_left=dag.attempts_left)
+    # A run whose task has attempts left, and whose error is not lasting, fails only if somebody
+    # marks it, even if Airflow has not noted who.
+    is_marked = run is not None and run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
+    if is_marked and not failure.marked:
+        changed = msgspec.structs.replace(changed, marked=_marked(dag), repeats_at=None)
+    return changed
+
+
+def _marked_run(pipeline: str, dag: DagState) -> Failure:
+    """The failure of a run that was marked as failed, and had not failed before."""
+    assert dag.last_run is not None
+    failure = Failure.of(EngineError(f"{_marked(dag)}."), pipeline, run=f"{pipeline}/{dag.last_run.run}")
+    return msgspec.structs.replace(failure, at=dag.last_run.ended_at or failure.at)
+
+
+def _marked(dag: DagState) -> str:
+    """Who has marked the last run as failed, and when."""
+    ended = None if dag.last_run is None else dag.last_run.ended_at
+    at = "" if ended is None else f" at {ended:%H:%M:%S} UTC"
+    return f"{dag.marked_by or 'Somebody'} marked the run as failed in Airflow{at}"
+
+
+def note_causes(ledger: Ledger, runs: Runs) -> None:
+    """Note in the ledger what Airflow's database knows about its failures."""
+    recorded: dict[str, list[Failure]] = {}
+    for failure in ledger.failures.all():
+        if failure.kind in _EXPLAINED:
+            recorded.setdefault(failure.pipeline, []).append(failure)
+    # Without such a failure, which is the usual case, Airflow's database is not asked.
+    dags: Mapping[str, DagState] = runs.dags() if recorded else {}
+    for pipeline, failures in recorded.items():
+        if pipeline in dags:
+            for before, after in zip(failures, explained(failures, pipeline, dags[pipeline]), strict=False):
+                ledger.failures.change(before, **{name: getattr(after, name) for name in _FIELDS})
+
+
+async def keep_noting(runs: Runs) -> None:
+    """Note the causes every `PERIOD_S`, for ever."""
+    ledger: Ledger | None = None
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        try:
+            if ledger is None:
+                ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
+            await asyncio.to_thread(note_causes, ledger, runs)
+        except Exception as error:
+            # The server answers requests even if the ledger or Airflow's database is away.
+            log.warning("failures not explained", why=str(error))

@@ -1,0 +1,81 @@
+"""Decides when Airflow repeats a failed run, and notes this in the ledger.
+
+An error that a retry cannot repair, such as a wrong setting, fails the task at once: see
+`operator.SluiceOperator`. Airflow does not ask for a decision then.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
+from airflow.sdk.exceptions import AirflowException
+
+from sluice.errors import SluiceError
+from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 10.0, 300.0
+
+
+class AttemptEnded(AirflowException):
+    """Airflow has ended an attempt.
+
+    This process does not know why: if somebody has marked the run as failed, Airflow does not
+    repeat it, which Airflow's API server finds out.
+    """
+
+
+class Repetition(RetryPolicy):
+    """Repeats a pipeline's run after a delay that about doubles with each attempt.
+
+    Airflow's own exponential delays are random, and only its scheduler knows them. `sluice status`
+    and the page could then not say when the run is repeated.
+    """
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+
+    def evaluate(
+        self,
+        exception: BaseException,
+        try_number: int,
+        max_tries: int,
+        context: Context | None = None,
+    ) -> RetryDecision:
+        """Decide about an attempt that has failed; Airflow's tries are numbered from 1."""
+        left = max(max_tries + 1 - try_number, 0)
+        delay = delay_after(try_number)
+        if context is not None:
+            is_ended = isinstance(exception, AttemptEnded)
+            self._note(run_name(context), None if is_ended else left, datetime.now(UTC) + delay)
+        return RetryDecision.retry(delay) if left else RetryDecision.default()
+
+    def _note(self, run: str, left: int | None, at: datetime) -> None:
+        repeats_at = at if left else None
+        with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+            for failure in ledger.failures.of(self.pipeline):
+                if failure.kind == "run" and failure.run == run:
+                    ledger.failures.change(failure, attempts_left=left, repeats_at=repeats_at)
+
+
+def delay_after(try_number: int) -> timedelta:
+    """The time until the next attempt. Pipelines that have failed together are not repeated together."""
+    seconds = _FIRST_DELAY_S * 2.0 ** (try_number - 1) * random.uniform(1, 2)
+    return timedelta(seconds=min(seconds, _LONGEST_DELAY_S))
+
+
+def run_name(context: Context) -> str:
+    """The run's name in the ledger: DAG/RUN/TASK.
+
+    All tries share the name, so that a retry recognizes a driver of an earlier try that is still
+    running.
+    """
+    task = context["ti"]
+    return f"{task.dag_id}/{task.run_id}/{task.task_id}"
