@@ -33,7 +33,7 @@ class PoolWait:
         """What the task waits for, and who occupies the pool."""
         begin = f"Its task waits for a slot of the pool {self.pool}"
         if not self._is_full:
-            return f"{begin}, although {self.taken} of {self.slots} slots are taken."
+            return f"{begin}, which has free slots."
         holders = listed(self.holders) or "nobody, because the pool has no slots"
         return f"{begin}. All {counted(self.slots, 'slot')} are taken by {holders}."
 

@@ -1,4 +1,4 @@
-"""The runs that Airflow's database has, and the pool for which a task waits."""
+"""What Airflow's database knows about the newest runs of pipelines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.api.runs import DagState
 from tests.support.airflow_database import provide_database
 
 SCRIPT = """
@@ -19,6 +18,8 @@ from datetime import datetime
 from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from sqlalchemy import insert
@@ -28,31 +29,44 @@ from sluice.api.airflow_runs import AirflowRuns
 since = datetime.fromisoformat(sys.argv[1])
 with create_session() as session:
     session.execute(insert(DagBundleModel).values(name="dags", signed_url_template=None, template_params=None))
-    for dag, state in (("orders", "scheduled"), ("pages", "queued"), ("words", "running")):
+    session.execute(insert(Pool).values(pool="streams", slots=3, include_deferred=False))
+    # Each DAG with the state and the try of its newest run's task. The DAG of another team is no pipeline.
+    dags = {
+        "orders": ("scheduled", 1), "pages": ("queued", 1), "words": ("running", 1), "other_team": ("running", 1),
+        "refunds": ("failed", 2), "returns": ("up_for_retry", 1),
+    }
+    for dag, (state, attempt) in dags.items():
         session.execute(insert(DagModel).values(
             dag_id=dag, is_paused=False, is_stale=False, fileloc="f", bundle_name="dags", timetable_summary="",
             max_active_tasks=1, max_active_runs=1, max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
             has_import_errors=False, fail_fast=False,
         ))
-        session.execute(insert(DagTag), [{"dag_id": dag, "name": tag} for tag in ("sluice", "pipeline")])
+        if dag != "other_team":
+            session.execute(insert(DagTag), [{"dag_id": dag, "name": tag} for tag in ("sluice", "pipeline")])
         # An earlier run had to wait, too.
         for run, of_task in (("manual__1", "scheduled" if dag == "words" else "success"), ("manual__2", state)):
             session.execute(insert(DagRun).values(
-                dag_id=dag, run_id=run, run_type="manual", state="running", start_date=since, run_after=since,
-                log_template_id=None, span_status="ended", conf={},
+                dag_id=dag, run_id=run, run_type="manual", state="failed" if state == "failed" else "running",
+                start_date=since, run_after=since, log_template_id=None, span_status="ended", conf={},
             ))
             session.execute(insert(TaskInstance).values(
-                id=uuid4(), task_id="main", dag_id=dag, run_id=run, map_index=-1, state=of_task, pool="sluice",
-                pool_slots=1, scheduled_dttm=since, max_tries=2,
+                id=uuid4(), task_id="main", dag_id=dag, run_id=run, map_index=-1, state=of_task,
+                pool="streams" if dag in ("orders", "other_team", "words") else "default_pool",
+                pool_slots=2 if dag == "other_team" else 1, scheduled_dttm=since, start_date=since,
+                try_number=attempt, max_tries=2,
             ))
+    for event, user in (("trigger_dag_run", "bob"), ("patch_dag_run", "ada")):
+        session.execute(insert(Log).values(
+            event=event, dag_id="refunds", run_id="manual__2", owner=user, owner_display_name=user, dttm=since,
+        ))
 found = {}
 for name, dag in AirflowRuns().dags().items():
-    found[name] = [dag.pool, dag.waits_since and dag.waits_since.isoformat(), dag.last_run.run]
+    found[name] = [dag.last_run.run, dag.attempts_left, dag.marked_by, dag.waits and dag.waits.detail]
 print("FOUND " + json.dumps(found))
 """
 
 
-def test_a_task_without_a_slot_waits_for_its_pool(tmp_path: Path) -> None:
+def test_the_database_knows_what_a_run_waits_for_and_how_it_goes_on(tmp_path: Path) -> None:
     provide_database(tmp_path / "airflow.db")
     since = datetime(2026, 11, 21, 12, tzinfo=UTC)
     others = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
@@ -66,22 +80,14 @@ def test_a_task_without_a_slot_waits_for_its_pool(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.partition("FOUND ")[2])
+    holders = "main of other_team (2 slots since 12:00:00 UTC), main of words (1 slot since 12:00:00 UTC)"
     assert found == {
-        "orders": ["sluice", since.isoformat(), "manual__2"],
-        "pages": ["", None, "manual__2"],
-        "words": ["", None, "manual__2"],
-    }
-
-
-def test_a_short_wait_for_a_slot_is_usual() -> None:
-    since = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    waits = DagState(False, None, "sluice", since)
-    assert waits.waits_for_slot("orders", since + timedelta(seconds=39)) is None
-    failure = waits.waits_for_slot("orders", since + timedelta(seconds=41))
-    assert failure is not None
-    assert (failure.kind, failure.at, failure.detail) == (
-        "slot",
-        since,
-        "Its task waits for a slot of the pool sluice.",
-    )
-    assert DagState(False, None).waits_for_slot("orders", since) is None
+        "orders": [
+            "manual__2", None, "",
+            f"Its task waits for a slot of the pool streams. All 3 slots are taken by {holders}.",
+        ],
+        "pages": ["manual__2", None, "", None],
+        "words": ["manual__2", None, "", None],
+        "refunds": ["manual__2", 1, "ada", None],
+        "returns": ["manual__2", 2, "", None],
+    }  # fmt: skip

@@ -158,6 +158,19 @@ def test_an_event_is_unanswered_until_a_driver_works_or_nothing_is_left() -> Non
     assert burst.unanswered_s(400) == 0
 
 
+def test_the_next_event_is_foreseen() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
+    assert burst.back_off(0) is None
+    burst.due(lag(5), 0)
+    assert burst.back_off(30) == (30, 70)
+    burst.due(lag(5), 40, driven=True)
+    assert burst.back_off(50) == (50, 90), "it counts from the end of the driver"
+    burst.due(lag(5), 140)
+    assert burst.back_off(141) == (1, 199)
+    burst.due(lag(5, 5), 150)
+    assert burst.back_off(150) is None, "everything is read"
+
+
 def test_a_due_timer_makes_an_event_and_another_one_if_its_run_fails() -> None:
     def fired_at(timers: DueTimers, story: list[tuple[int, int | None]]) -> list[int]:
         """The seconds of the story at which an event was due; each with the timer's second."""

@@ -360,7 +360,7 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     with pytest.raises(AirflowException, match="137"):
         submit(recorder)
     assert failures() == [
-        ("orders", "orders/manual__1/main", "The driver ended without an error message. See the task's log.")
+        ("orders", "orders/manual__1/main", "The driver ended without an error message.")
     ]
 
 

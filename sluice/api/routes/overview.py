@@ -54,12 +54,10 @@ async def _overview(
     held_since = None if lag is None else access.services.held_since(lag)
     failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
-    if missing:
-        lag_error = input_away(missing, read=lag.positions).detail
-    elif lag is None:
+    if lag is None:
         lag_error = error or "Nothing has been read yet."
     else:
-        lag_error = ""
+        lag_error = input_away(missing, read=lag.positions).detail if missing else ""
     # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
     return answers.Overview(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from sluice import __version__
 from sluice.commands.cli import app
-from sluice.errors import EngineError
+from sluice.errors import DiskNearlyFull, EngineError
 from sluice.kafka.unread_records import Lag
 from sluice.plan import plan
 from sluice.settings import settings
@@ -120,6 +120,19 @@ def test_status_lists_failed_and_broken_pipelines() -> None:
     assert table == [["exits", "broken"], ["fraud", "broken"], ["iot", "broken"], ["orders", "failed"]]
     assert re.search(r"✗ iot, since .* UTC: .*iot.py:2 cannot be imported", said.stdout)
     assert re.search(r"orders, since .* UTC, run r1: The run stopped. \[Kafka\] is away\.", said.stdout)
+
+
+def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
+    full = DiskNearlyFull("h has 0.9 GiB of 20.0 GiB left for /data, and needs 1.0 GiB.")
+    with Ledger.open(settings().ledger) as ledger:
+        for name in ("words", "orders"):
+            ledger.failures.keep(Failure.of(full, name, kind="disk", host="h"))
+        ledger.failures.keep(Failure.of(EngineError("No."), "words", run="words/manual__1/main"))
+    lines = sluice("status").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["words", "failed"], ["orders", "degraded"]]
+    problems = [line for line in lines if line.startswith("✗")]
+    assert [line.partition(", since")[0] for line in problems] == ["✗ words", "✗ 2 pipelines (orders, words)"]
+    assert problems[1].endswith(f": A disk is nearly full. {full.detail} {full.next_step}")
 
 
 def test_status_of_healthy_pipelines() -> None:

@@ -39,7 +39,9 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     assert begun <= failure.at <= now()
 
     fail(known, ZeroDivisionError("x"))
-    assert [one.detail for one in failures(known)] == ["ZeroDivisionError: x."], "the last failure is kept"
+    (last,) = failures(known)
+    assert last.detail == "ZeroDivisionError: x.", "the newest error is kept"
+    assert last.at == failure.at < last.seen_at, "the pipeline has failed since its first attempt failed"
 
     with note_failure(known, "orders"):
         pass
@@ -62,6 +64,7 @@ def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     assert [failure.detail for failure in failures(known)] == ["The driver ended with status 137."]
     begun = now()
     fail(known, EngineError("why"))
+    # The failure began before this attempt, which has failed, too.
     note_killed(known, "orders", "r2", begun, EngineError("The driver ended with status 1."))
     assert [failure.detail for failure in failures(known)] == ["why."], "the driver reported the error itself"
 
