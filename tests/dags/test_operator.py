@@ -359,9 +359,7 @@ def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatc
     program.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(AirflowException, match="137"):
         submit(recorder)
-    assert failures() == [
-        ("orders", "orders/manual__1/main", "The driver ended without an error message.")
-    ]
+    assert failures() == [("orders", "orders/manual__1/main", "The driver ended without an error message.")]
 
 
 def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
