@@ -1,1 +1,1 @@
-"""Clients of Kafka: whether a broker answers, topics and their records, and the offsets of topics."""
+"""Clients of Kafka, which ask whether a broker answers, read and write topics, and look up offsets."""

@@ -1,1 +1,1 @@
-"""Operations on the state of pipelines, beside their runs: rebuild, repartition, restore, move, back up, import."""
+"""What changes or copies the whole state of a pipeline: rebuild, repartition, restore, move, back up, import."""

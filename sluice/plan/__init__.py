@@ -1,7 +1,7 @@
 """Turns a topology into a plan: plain data for one streaming query, which the engine runs without the topology.
 
 `planner` derives the plan: `operator_nodes` decides which nodes are operators, `stages` puts the
-operators into stages, `groups` plans the aggregates that are not operators, and `scopes` and
+operators into stages, `grouping` plans the aggregates that are not operators, and `scopes` and
 `job_columns` add the columns that the steps compute.
 `job`, `steps`, `layers`, `aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
 """

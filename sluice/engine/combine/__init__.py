@@ -1,1 +1,1 @@
-"""Combinable aggregates: each record's windows, partial aggregates in the reading tasks, totals in the shards."""
+"""Combinable aggregates: the windows of records, partial aggregates in the tasks that read, totals in the shards."""
