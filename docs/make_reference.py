@@ -54,12 +54,32 @@ PUBLIC: dict[str, list[Any]] = {
 }  # fmt: skip
 """The public API; everything else may change without notice."""
 _HIDDEN = {
+    "AsOf.has_bounds",
+    "AsOf.is_reached",
+    "AsOf.require_reached",
+    "AsOf.require_topics",
+    "ContextBase.expire",
+    "ContextBase.turn_to_key",
+    "ContextBase.turn_to_record",
+    "DeltaTable.destination",
+    "DeltaTable.folded_name",
+    "DeltaTable.identity_columns",
+    "DeltaTable.place",
+    "DeltaTable.refusal",
     "Graph.add",
     "Graph.claim",
-    "ContextBase.expire",
-    "ContextBase.turn_to",
+    "Graph.claim_pattern",
+    "Graph.part",
+    "Graph.without",
     "Headers.json",
     "Headers.of_json",
+    "Pipeline.needs_delta",
+    "Pipeline.require_streams",
+    "PostgresTable.destination",
+    "PostgresTable.folded_name",
+    "PostgresTable.identity_columns",
+    "PostgresTable.place",
+    "PostgresTable.refusal",
 }
 """Methods for the engine."""
 _WITHOUT_MEMBERS = {sluice.Window}
@@ -103,11 +123,13 @@ def _describe(thing: Any) -> str:
 def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
     """Public methods and properties in source order, without those of a base class that the page describes."""
     described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
+    listed: set[str] = set()
     for base in (one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")):
         for name, member in vars(base).items() if base not in described else ():
             is_hidden = name.startswith("_") or f"{base.__name__}.{name}" in _HIDDEN
-            if is_hidden or not inspect.getdoc(member):
+            if is_hidden or name in listed or not inspect.getdoc(member):
                 continue
+            listed.add(name)
             if inspect.isfunction(member):
                 yield name, _signature(member), _text(member)
             elif isinstance(member, property):

@@ -51,7 +51,7 @@ def is_partial(workers: Iterable[WorkerStatus]) -> bool:
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key and its value; in a windowed store also the window's `start` and `end`."""
+    """A key and its value. In a windowed store, an entry also has the window's `start` and `end`."""
 
     key: str
     value: Any
@@ -81,7 +81,7 @@ class Entries(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def value(self) -> Any:
-        """The value of the first entry, for queries of a single key."""
+        """The value of the first entry. Use it after a query of a single key."""
         return self.entries[0].value
 
 

@@ -102,11 +102,14 @@ class Queries:
     _connection: Connection
 
     async def stores(self, *, entries: bool = False) -> list[Store]:
-        """All stores you may read; `entries=True` counts their entries."""
+        """All stores that you may read. With `entries=True`, each has its number of entries."""
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def overview(self) -> list[Overview]:
-        """Health, unread records, last run and dead letters of the last day of each pipeline; the worst comes first."""
+        """The health, unread records, last run and dead letters of each pipeline; worst health first.
+
+        The dead letters are those of the last 24 hours.
+        """
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
@@ -114,7 +117,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit))
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
-        """The newest runs of a pipeline's DAG in Airflow, newest first; empty on a state server."""
+        """The newest runs of a pipeline's DAG in Airflow, newest first. A state server returns an empty list."""
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
@@ -122,7 +125,7 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key; in a store with windows, the key's windows.
+        """The value of one key. In a store with windows, the values of all windows of the key.
 
         Raises NotFound if there is no value. A key that is not a str, such as a number, a date or a
         dict, is first turned into the text that `sluice.key_text` returns.
@@ -137,9 +140,9 @@ class Queries:
         return answer
 
     async def multi_get(self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]) -> Entries:
-        """The values of several keys, in the given order. Omits keys without a value.
+        """The values of several keys, in the order of `keys`. Keys without a value are left out.
 
-        Sends several requests if one would be too long for the keys; all answers are from one snapshot.
+        If the keys are too long for one request, the client sends several; all answers are from one snapshot.
         """
         first, *others = _requested_keys([*dict.fromkeys(map(lookup_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
@@ -153,7 +156,7 @@ class Queries:
         return join_answers(answers)
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
-        """The windows of a key that start between `start` and `end`, in order."""
+        """The windows of a key that start between `start` and `end` (both included), in order."""
         return await self._send(_query(_path(store, "keys", lookup_key(key)), Entries, part))
 
     async def page(
@@ -179,7 +182,8 @@ class Queries:
     ) -> AsyncIterator[Entry]:
         """All entries in order, from one snapshot. Requests `limit` entries at a time.
 
-        Raises StateError if a worker is unavailable; `page` has the other workers' entries.
+        Raises StateError if a worker is unavailable. In this case, `page` still returns the entries of the other
+        workers.
         """
         # If a page could be partial, entries would be missing and the caller would not notice.
         complete: RangeParameters = {"require": "complete", **part}
@@ -229,7 +233,7 @@ class Queries:
         limit: int = 1_000,
         **part: Unpack[RangeParameters],
     ) -> Groups:
-        """The number of entries, and sum, min and max of a field, by group."""
+        """For each group, the number of entries, and the sum, minimum and maximum of a field."""
         options = {"field": field, "group_by": group_by, "order": order, "limit": limit}
         return await self._send(_query(_path(store, "combine"), Groups, part, **options))
 
@@ -238,9 +242,9 @@ class Queries:
     ) -> AsyncIterator[Change]:
         """Yield each new snapshot when it is published.
 
-        Begins with the newest snapshot, or with the first one after the snapshot `since`. Never
-        ends. Raises StateError if the server ends the stream, for example because it stops. To
-        continue, call it again with the last snapshot as `since`.
+        The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The iterator never ends
+        by itself. It raises StateError if the server ends the stream, for example because it stops. To continue, call
+        `changes` again with the last snapshot as `since`.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True

@@ -91,12 +91,11 @@ class Broker:
 
 
 class EmbeddedKafka:
-    """A broker that runs during a `with` block, with its data in `folder`, on `port` or any free port.
+    """A Kafka broker that runs during a `with` block, with its data in `folder`, on `port` or on any free port.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder. A
-    `quick` broker needs a third less processor time to start, but can handle fewer records per
-    second. `config` has more settings of the broker. Listeners in it are added to the broker's own
-    listener, which has no security.
+    The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
+    needs a third less processor time to start, but can handle fewer records per second. `config` has more settings of
+    the broker. If it names listeners, they are added to the broker's default listener, which has no security.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class EmbeddedKafka:
         start(self.folder, self.port, quick=self.quick, config=self.config)
 
     def stop(self) -> None:
-        """Stop the broker and wait until its process has ended; do nothing if it is not running."""
+        """Stop the broker, if it is running, and wait until its process has ended."""
         stop(self.folder)
 
     def create_topics(

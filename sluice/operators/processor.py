@@ -36,7 +36,7 @@ V_contra = TypeVar("V_contra", contravariant=True, default=Any)
 
 
 class Record(msgspec.Struct, Generic[V_co], frozen=True):
-    """A record with a value of the stream's type, or None for a null value."""
+    """A record. Its value has the stream's type, or is None for a null value."""
 
     key: str | None
     """None for a record without a key, which has no entries in stores and no timers."""
@@ -145,7 +145,7 @@ class Journal:
 
 
 class Store(Generic[V]):
-    """A named key-value store. Each record key has its own entries and cannot see other keys' entries.
+    """A named key-value store. A processor sees only the entries of the current record's key.
 
     As in Kafka Streams, only `put` and `delete` change the store: `put` stores a copy of a list, a dict or another
     object that can be modified, and `get` and `items` return copies.
@@ -169,7 +169,7 @@ class Store(Generic[V]):
     @overload
     def get(self, key: str, default: V) -> V: ...
     def get(self, key: str, default: V | None = None) -> V | None:
-        """The value of a key. Returns `default` for a key without a value, or whose value has expired."""
+        """The value of a key. Returns `default` if the key has no value, or the value has expired."""
         entry = self.entries.get(key)
         if entry is None:
             return default
@@ -179,7 +179,7 @@ class Store(Generic[V]):
         return value if type(value) in IMMUTABLE else self._copy(value)
 
     def put(self, key: str, value: V) -> None:
-        """Set the value and restart its time to live."""
+        """Set the value of a key. Its time to live begins again."""
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         # This raises an error for surrogates, which no database stores.
@@ -193,7 +193,7 @@ class Store(Generic[V]):
         self.entries[key] = self.now, stored
 
     def delete(self, key: str) -> None:
-        """Delete the value, if any."""
+        """Delete the value of a key, if it has one."""
         if key in self.entries:
             self._journal.change(self.entries, key)
             del self.entries[key]
@@ -326,7 +326,7 @@ class ContextBase:
         time: int | None,
         headers: HeadersArgument | None,
     ) -> None:
-        """Send a record to an output; a key that is not a str is turned into text."""
+        """Send a record to an output. A key that is not a str is turned into text."""
         text_of_key = key_text(key)
         if text_of_key is not None:
             require_key(text_of_key)
@@ -349,12 +349,12 @@ class ContextBase:
         out.headers = own_headers
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
-        """Set a timer of the key for the time `at`, in epoch ms. It repeats every `every` ms if `every` is not 0.
+        """Set a timer of the key for the time `at`, in epoch ms.
 
-        `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. The timer replaces the key's
-        timer of the same name. An event timer fires when stream time reaches it, once for every period that has passed;
-        its time must not be before the time of the current record or timer.
-        A wall-clock timer fires at most once per batch, even if several periods have passed.
+        `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. With `every`, the timer repeats
+        every `every` ms. The timer replaces the key's timer of the same name. An event timer fires when stream time
+        reaches its time, once for every period that has passed. Its time must not be before the time of the current
+        record or timer. A timer with `clock="wall"` fires at most once per batch, even if several periods have passed.
         """
         self._require_timers(name)
         _require_time(f"timer {name!r}", at)
@@ -375,10 +375,9 @@ class ContextBase:
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
         """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every`.
 
-        `every` is in ms. The timers fire like the punctuators of Kafka Streams. If the clock jumps
-        over several multiples, the timer fires once; `timer.now` is the time that the clock has
-        reached. The record that advances stream time is processed before the timer fires. Does
-        nothing if the timer is set already.
+        `every` is in ms. The timers fire like the punctuators of Kafka Streams. If the clock jumps over several
+        multiples, the timer fires once; `timer.now` is the time that the clock has reached. The record that advances
+        stream time is processed before the timer fires. If the key has this timer, `punctuate` does nothing.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)
@@ -471,10 +470,10 @@ class Context(ContextBase):
         time: int | None = None,
         headers: HeadersArgument | None = None,
     ) -> None:
-        """Send a record to an output; a key that is not a str is turned into text.
+        """Send a record to an output. A key that is not a str is turned into text.
 
-        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` defaults to the record's
-        headers. A timer has no headers.
+        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers` are by default those
+        of the current record; a timer has no headers.
         """
         self._send(key, value, to, time, headers)
 
@@ -492,8 +491,8 @@ class ValueContext(ContextBase):
     ) -> None:
         """Send a record with the key of the current record or timer to an output.
 
-        `time`, in epoch ms, defaults to the time of the current record or timer; `headers` defaults to the record's
-        headers. A timer has no headers.
+        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers` are by default those
+        of the current record; a timer has no headers.
         """
         self._send(self.sent_key, value, to, time, headers)
 
@@ -509,7 +508,8 @@ class Processor(Protocol[V_contra]):
     If the code fails for a record, or a task is repeated, records may be processed again, with the stores as they were
     before these records.
 
-    A record without a key is processed, too. If the code then uses a store or sets a timer, the record is rejected.
+    Records without a key are processed, too. If the code uses a store or sets a timer for a record without a key, the
+    record is rejected.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.
     """

@@ -37,7 +37,7 @@ class PlannedPipeline:
     dead_letters: str
     """The topic for records that could not be read, processed or written."""
     markers: str
-    """The topic with a marker for each batch whose output is committed."""
+    """The name of the topic with the markers, which say which batches' output is written."""
     steps: tuple[Step, ...]
     text: str
     svg: str

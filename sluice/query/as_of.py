@@ -30,8 +30,8 @@ class AsOf:
 
     "standby" is the newest snapshot that all standbys of the pipeline's workers have.
 
-    The snapshot must have reached `min_snapshot` and `min_positions` (topic → partition → next
-    offset).
+    A query raises NotReached if the snapshot has not reached `min_snapshot` and `min_positions` (topic → partition →
+    next offset).
     """
 
     as_of: str | None = None

@@ -43,12 +43,12 @@ MANY = 2_000
 
 
 class Reader:
-    """Reads stores. A query's `pin` names the one snapshot that the query reads.
+    """Reads stores. The parameter `pin` of a query names the store and the snapshot that the query reads.
 
-    One reader serves a whole process, in one event loop. `served` returns the shard's address if
-    this process's own state server serves the worker. Every query raises StateError if the ledger,
-    or the owner of the requested key, cannot be read; Gone if retention removed the snapshot during
-    the query; and Busy if too many queries are already scanning stores.
+    One reader serves a whole process, in one event loop. If this process is the state server of a worker, `served`
+    returns the address of the worker's shard. Every query raises StateError if the ledger, or the owner of the
+    requested key, cannot be read; Gone if retention removed the snapshot during the query; and Busy if too many queries
+    are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
@@ -69,7 +69,7 @@ class Reader:
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The values of up to `MAX_KEYS` keys, in the order of `keys`.
+        """The entries of up to `MAX_KEYS` keys, in the order of `keys`.
 
         Omits keys without a value.
         """
@@ -100,7 +100,7 @@ class Reader:
         start: int | None = None,
         end: int | None = None,
     ) -> Answer:
-        """The windows of one key whose start lies between two times (epoch ms, both inclusive), sorted.
+        """The windows of one key that start between two times (epoch ms, both included), sorted.
 
         Raises QueryError if there are more than `MAX_ENTRIES`.
         """
@@ -175,7 +175,7 @@ class Reader:
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
-        """Number of entries, and sum, min and max of `field`, by group.
+        """For each group, the number of entries, and the sum, minimum and maximum of `field`.
 
         `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or
         `_all`.
@@ -199,7 +199,7 @@ class Reader:
         within: Range = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
-        """The entries with the largest numbers in `field`, or the smallest, best first."""
+        """The entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
         _require_times(pin, within)
         results, statuses = await self._query_all(pin, Top(*pin.query_fields, within, field, limit, smallest))
         entries = list(chain.from_iterable(results))
@@ -208,8 +208,8 @@ class Reader:
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and window starts that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
-        Raises Gone if retention has removed the snapshot `since`, and with it the rows that later
-        batches deleted.
+        Raises Gone if retention has removed the snapshot `since`, because the rows that later batches deleted are then
+        gone, too.
         """
         results, statuses = await self._query_all(pin, Changed(*pin.query_fields, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)

@@ -56,13 +56,13 @@ class Result:
 
     @property
     def partial(self) -> bool:
-        """Whether values may be missing because a worker is unavailable."""
+        """Whether entries may be missing because a worker is unavailable."""
         return is_partial(self.workers)
 
 
 @dataclass(frozen=True)
 class Answer(Result):
-    """Entries of one snapshot, with the status of each worker that was queried."""
+    """The entries that a query returns, all of one snapshot, with the status of each worker that was queried."""
 
     entries: list[Entry]
 

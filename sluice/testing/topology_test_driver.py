@@ -73,17 +73,19 @@ _LONGEST_MS = 2**63 // 1_000
 
 
 class TopologyTestDriver:
-    """Runs a pipeline under test; a context manager. Drivers that need Spark share one session on two cores.
+    """Runs a pipeline in a test. Use it in a `with` statement.
+
+    All drivers that need Spark share one session, with two cores.
 
     Topics have one partition by default; `partitions` maps topics to other numbers. A topic that matches a pattern of
     the pipeline exists once a test has written a record to it. Values of type str, bytes or None
     are written unchanged, other values as JSON.
 
-    State is stored in files, or in PostgreSQL if `database` is the URL of an empty database. The driver does not delete
-    the state in PostgreSQL.
+    The state is in SQLite files, which are deleted at the end. If `database` is the URL of an empty PostgreSQL
+    database, the state is in this database, and is not deleted.
 
-    `connections` are the URLs of the databases in which `lookup` reads, by the names of the connections. A database can
-    be a SQLite file, such as `sqlite:////tmp/customers.db`.
+    `connections` maps the names of connections to the URLs of the databases that `lookup` reads, such as
+    `sqlite:////tmp/customers.db` for a SQLite file.
 
     The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, the
     wall clock starts at this time, and only `advance` moves it.
@@ -150,7 +152,9 @@ class TopologyTestDriver:
         headers: HeadersArgument | None = None,
         partition: int = 0,
     ) -> None:
-        """Write a record to a topic of the pipeline. `timestamp` (epoch ms) defaults to the last record's timestamp.
+        """Write a record to a topic of the pipeline.
+
+        `timestamp` is in epoch ms; by default, it is the timestamp of the record that was piped before.
 
         A key that is neither str nor bytes is written as its text.
         """
@@ -193,7 +197,7 @@ class TopologyTestDriver:
         return None
 
     def commit(self) -> None:
-        """Process all records that have been piped since the last batch, as one batch.
+        """Process all records that were piped after the last batch, as one batch.
 
         If the pipeline also reads a topic that it writes, more batches follow, until one writes nothing to this topic.
         """
@@ -235,10 +239,10 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Commit the records that were piped before, then advance the wall clock and fire due timers.
+        """Process the records that were piped before, then advance the wall clock and fire the timers that are due.
 
-        With `advance_when_idle`, stream time goes on by the clock, too. Results that have waited for stream time may
-        become due, and are sent.
+        If the pipeline has `advance_when_idle`, stream time goes on by the clock, too, and results that wait for stream
+        time are sent if they become due.
         """
         if not (isinstance(milliseconds, int) and milliseconds >= 0):
             raise TopologyError(
@@ -275,14 +279,17 @@ class TopologyTestDriver:
         return self._run.output.records.get(self.pipeline.dead_letters, [])
 
     def store(self, name: str) -> dict[Any, Any]:
-        """A store's values by key; for a windowed store, by key and the window's start and end in ms."""
+        """A store's values by key.
+
+        For a windowed store, the dictionary's keys are tuples: key, start and end of the window in epoch ms.
+        """
         self.commit()
         if name not in self._run.stores:
             raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
     def counts(self) -> dict[str, int]:
-        """The number of records per outcome: `read`, `applied`, `late/STORE`, `null_key/STORE`, `failed/STEP` etc."""
+        """What happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
         self.commit()
         return dict(self._run.counts)
 

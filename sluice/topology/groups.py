@@ -55,7 +55,7 @@ class Grouped(Generic[V]):
         self.early_ms: int | None = None
 
     def versioned(self, history: Duration) -> Self:
-        """Return a group whose aggregates are versioned tables, like those of `to_table` with `versioned=`."""
+        """The same group, but its aggregates are versioned tables, as with the parameter `versioned` of `to_table`."""
         where = self.parent._where("versioned")
         if self.window is not None or self.by_window:
             raise TopologyError(
@@ -198,16 +198,18 @@ class GroupedStream(Grouped[V]):
         emit: EmitStrategy = "every",
         early: Duration | None = None,
     ) -> WindowedStream[V]:
-        """Aggregate each window of event time, or of a number of records, separately.
+        """Aggregate the records of each window separately.
 
-        A record is counted as late once for each window for which it is late. If it is late for all of them, it is
-        written to the topic `late`, if that is set. A window can be queried until stream time is more than `retention`
-        past its end; without `retention`, forever.
+        A record that is late for several windows is counted as late once for each of them. If a record is late for all
+        of its windows, it is written to the topic that `late` names. Without `late`, it is only counted. Without
+        `retention`, windows can be queried forever; with it, until stream time is more than `retention` past the
+        window's end.
 
-        With `emit="window_close"`, later steps get only the final result of each window, once no record can change it
-        any more. Queries of the store still find the results of open windows. With `early="10 seconds"` as well, later
-        steps also get the result of an open window, once stream time is 10 seconds past the window's first change that
-        was not sent to them. In the records of these results, the header `window_result` is `early` or `final`.
+        With `emit="window_close"`, later steps get only the final result of each window, when no record can change the
+        result any more. Queries of the store still find the results of open windows. With `early="10 seconds"` in
+        addition, later steps also get results of open windows: when stream time is 10 seconds past a window's first
+        change that they have not got yet, they get the window's present result. A header `window_result` of the results
+        says `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:
@@ -298,12 +300,13 @@ class GroupedStream(Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Columns can also be passed as one mapping, `{"store": "count(*)"}`, which allows any name.
+        Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns can have any name.
 
-        Python functions can be used instead of SQL. They are called in the order of the records: `initializer()`
-        returns the initial aggregate, `adder(aggregate, value)` the next aggregate; session windows also need
-        `merger(earlier, later)`. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data.
-        `adder` may return None to remove the aggregate. The next value is then added to a new initial aggregate.
+        Python functions can be used instead of SQL. They are called in the order of the records. `initializer()`
+        returns the initial aggregate, and `adder(aggregate, value)` returns the aggregate after a record. Session
+        windows also need `merger(earlier, later)`, which returns the aggregate of two sessions that a record has
+        joined. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data. `adder` may return
+        None to remove the aggregate. The next value is then added to a new initial aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             if merger is not None or returns is not None:
@@ -350,7 +353,7 @@ class GroupedStream(Grouped[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def reduce(self, reducer: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
-        """Combine each group's values in order: `reducer(aggregate, value)` returns a value of the same type."""
+        """Combine each group's values in the order of the records, with `reducer(aggregate, value)`."""
         return self._reduce(store, reducer, None, on_error)
 
     @overload
@@ -365,7 +368,7 @@ class GroupedStream(Grouped[V]):
         /,
         **columns: str,
     ) -> CogroupedStreams[Any]:
-        """Begin an aggregate of several streams: this stream, and streams that `CogroupedStreams.cogroup` adds."""
+        """Begin an aggregate of several streams: this stream, and those that further calls of `cogroup` add."""
         return CogroupedStreams[Any](self.parent.pipeline)._with(self, adder, columns)
 
 

@@ -1,8 +1,9 @@
 """Handles: the author's view of a node. What streams and tables share: fields, keys, and the topics they write.
 
 Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
-function takes the current aggregate before the value. A value is an instance of the stream's declared type; a value
-made by SQL (`select`, `join`) has no declared type and is plain JSON data: a dict, a list, a str, a number.
+function also takes the current aggregate, before the value. The value is an instance of the type that the stream
+declares. A value made by SQL (`select`, `join`) has no declared type: it is plain JSON data, such as a dict, a list, a
+str or a number.
 """
 
 from __future__ import annotations

@@ -58,29 +58,31 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
 
 
 class Pipeline(Graph):
-    """A named topology. Its keys are divided among `workers`; its DAG in Airflow has the same name.
+    """A named topology. `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
 
     `zone` is the time zone of event times without a time zone. A record whose event time is more than `max_future_skew`
-    ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys. A
-    partition without a record for `idle_timeout` no longer delays the closing of windows; by default, windows wait for
-    every partition. If all topics of a step have been silent for `advance_when_idle`, the step's stream time goes on by
-    the clock, so that windows close and time limits pass without records; by default, only records advance stream time.
+    ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys.
+    By default, a window closes when the stream time of every partition has passed its end and grace. With
+    `idle_timeout`, a partition that has had no record for this time no longer delays the closing. By default, only
+    records advance stream time. With `advance_when_idle`, the stream time of a step goes on by the clock if all topics
+    of the step have been silent for this time, so that windows close and time limits pass without records.
 
-    A run ends when it has read all records. With `linger`, the run then waits for this duration for new records and
-    processes them at once, without starting Spark again: results are seconds old while records keep arriving.
+    A run ends when it has read all records. With `linger`, the run waits for new records before it ends, up to this
+    duration after the last record, and processes them at once. While records keep arriving, Spark does not have to
+    start again, and results are seconds old.
 
     `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
-    can override it. `dead_letter` writes the record to `{name}_dead_letters` with the reason, `skip` only counts it,
-    and `fail` ends the run before anything from its batch is published. A run also fails if a step fails for more than
-    `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot be read. Each limit is a
-    number of records, or a share of the records read. If fewer records cannot be read, but at least ten and 5 % of the
-    batch, the run goes on, and the pipeline is shown as degraded.
+    can override it. `dead_letter` writes the record to the topic `{name}_dead_letters` with the reason, `skip` only
+    counts the record, and `fail` ends the run before anything from the record's batch is published. A run also fails if
+    a step fails for more than `max_failures` records of a batch, or if more than `max_rejected` records of a batch
+    cannot be read. Each limit is a number of records, or a share of the records read. If neither limit is exceeded, but
+    at least ten records and more than 5 % of a batch are rejected, the run goes on, and the pipeline is shown as
+    degraded.
 
-    `schedule` says when Airflow runs the pipeline: with `"on_records"`, when its topics have unread
-    records, but not more often than every `min_interval`; with `"continuous"`, again as soon as a
-    run has ended; with a cron expression, at its times; with None, only by hand. With `deadline`,
-    Airflow raises an alert if a run has not ended within this time after it was queued, and the
-    newest snapshot is older than this time.
+    `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread records, but at most
+    once in every `min_interval`. `"continuous"`: again as soon as a run has ended. A cron expression: at the times that
+    it names. None: only when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
+    within this time after it was queued, and the newest snapshot is older than this time.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Pipeline(Graph):
 
     @property
     def dead_letters(self) -> str:
-        """The topic of records that could not be read or processed, each with the reason."""
+        """The name of the topic of dead letters."""
         return f"{self.name}_dead_letters"
 
     @property
@@ -166,7 +168,7 @@ class Pipeline(Graph):
 
     @property
     def markers(self) -> str:
-        """The topic with a marker for each batch whose output is committed."""
+        """The name of the topic with the markers, which say which batches' output is written."""
         return f"{self.name}_markers"
 
     def stream(
@@ -183,23 +185,25 @@ class Pipeline(Graph):
     ) -> Stream[V]:
         """Read a topic, or several topics with values of one type, as a stream.
 
-        In expressions, `_topic` is the topic of a record. A pattern, such as `re.compile("sales_.*")`, means all topics
-        whose whole name it matches. Each run looks for them when it begins, and reads a new topic from its beginning.
-        A run that finds more than `max_topics` topics, by default 100, reads none of them.
+        With several topics, the column `_topic` in SQL expressions is the name of the topic from which a record comes.
+        A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name matches it. Each run looks for
+        matching topics when it begins, and reads a new topic from the topic's beginning. If a run finds more than
+        `max_topics` topics, by default 100, it stops with an error.
 
         `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
-        the record's key, a list of fields, or a function from the Kafka key's bytes to text (default: the Kafka key as
-        text).
-        `event_time` is the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the time
-        of processing: all records of a batch get the time at which the batch began, and a rebuild uses the same times.
-        `invalid_time` is the policy for a record without a valid event time: one of the `on_error` policies, or "clock"
-        to use the time of processing.
+        the record's key, a list of fields that make up the key, or a function from the bytes of the Kafka key to text
+        (default: the Kafka key as text). `event_time` is the field that holds the event time (default: the Kafka
+        timestamp), or `WALL_CLOCK` for the time of processing: all records of a batch get the time at which the batch
+        began. A rebuild gives the records the same times again. `invalid_time` is the policy for a record without a
+        valid event time: one of the `on_error` policies, or "clock" to use the time of processing.
 
-        A field of type int holds the event time in milliseconds since 1970, as Kafka's timestamps do. Declare its unit
-        with `epoch_ms("field")`, `epoch_s("field")` or `epoch_us("field")`: without a declaration, a time before March
-        1973 is invalid, because it is more likely to be in seconds.
+        If the field with the event time is an int, declare its unit with `epoch_ms("field")`, `epoch_s("field")` or
+        `epoch_us("field")`. Without a declaration, the number is read as milliseconds since 1970, like Kafka's
+        timestamps. It is then invalid if it is a time before March 1973, because such a number is more likely to be in
+        seconds.
 
-        `nulls="keep"` passes records with a null value on; Python functions receive None as their value.
+        By default, a record with a null value becomes a dead letter. `nulls="keep"` passes it on, and Python functions
+        get None as its value.
         """
         if not isinstance(topic, str | re.Pattern):
             options: Any = {
@@ -245,18 +249,20 @@ class Pipeline(Graph):
         expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Read a topic as a table: the latest value per key, in the order of offsets; a null value deletes the key.
+        """Read a topic as a table: the latest value of each key, by offset. A null value deletes the key's row.
 
-        If `key` is a field or a list of fields, Kafka's key says which row a null value deletes. The store has the
-        topic's name unless `store` names it.
+        If `key` is a field or a list of fields, the Kafka key of a record with a null value says which row the record
+        deletes. The store has the topic's name unless `store` names it.
 
         With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
-        key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
+        key's earlier values for this duration. In a join with a stream, each record of the stream gets the value as of
+        the record's own time.
 
-        A row expires at the time that the SQL expression `expires_at` gives, or when the duration `expires_after` has
-        passed since the event time of the row's record. An expired row is deleted, which later steps see as a deletion.
-        A row expires when the stream time of the table's records reaches this time or, with `expiry_clock="wall"`, in
-        the first batch after this time. The pipeline's trigger in Airflow starts a run for this batch.
+        With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
+        a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
+        later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
+        row's time. With `expiry_clock="wall"`, it expires in the first batch that begins after the row's time, and
+        Airflow starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         step = f"table {topic!r}"
@@ -286,10 +292,10 @@ class Pipeline(Graph):
         store: str | None = None,
         on_error: OnError | None = None,
     ) -> GlobalTable[V]:
-        """Read a topic as a table of which every worker has a full copy.
+        """Read a topic as a table of which every worker has all rows.
 
-        The store has the topic's name unless `store` names it. Streams join the table by any key, and processors read
-        it (`process(tables=...)`).
+        The store has the topic's name unless `store` names it. Streams can join the table by any key, and processors
+        can read it (`process(tables=...)`).
         """
         source = self._source(
             topic,

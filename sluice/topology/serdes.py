@@ -21,10 +21,10 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """Decodes a topic's bytes to values of type `contract`, and encodes values: JSON by default, a str as plain text.
+    """A format of values of type `contract`. By default, values are JSON, and a str is plain text.
 
-    `decode` converts a record's bytes to a value; if it raises an error, the record becomes a dead letter. `encode`
-    converts a value to bytes, for sinks.
+    For a source, `decode` converts the bytes of a record's value to a value of the type; if it raises an error,
+    `on_error` decides what happens to the record. For an output, `encode` converts a value to bytes.
     """
 
     contract: type[V] | UnionType

@@ -76,13 +76,14 @@ class Stream(Handle[V]):
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        """Write every record to `topic`, the key as text and the value as JSON; or to a table outside Kafka.
+        """Write every record to a topic, the key as text and the value as JSON, or to a table outside Kafka.
 
-        `value=str` writes a str as plain text; a Serde encodes the value with its `encode`. `key` encodes the key.
-        `partition` is a function from the value, or from key and value, to the number of the record's partition, which
-        is taken modulo the topic's number of partitions; by default, Kafka's hash of the key chooses, as in Java.
-        `cycle=True` writes to a topic that the pipeline reads: a later batch reads the records. `on_error` applies to
-        records that cannot be encoded, that the topic does not accept, or that do not fit the table.
+        `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value that is a str as
+        plain text; a Serde encodes values with its `encode`. `key` is a function that encodes the key. `partition` is a
+        function from the value, or from key and value, to the number of the record's partition, which is taken modulo
+        the topic's number of partitions; by default, Kafka's hash of the key chooses, as in Java. `cycle=True` allows a
+        topic that the pipeline itself reads: a later batch reads the written records. `on_error` applies to records
+        that cannot be encoded, that the topic does not accept, or that do not fit the table.
         """
         self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
 
@@ -98,8 +99,8 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Write every record to `topic`, as `to` does, and return the stream of these records.
 
-        The records are not read back from the topic, because grouping and joining always shuffle by key. Records that
-        other programs write to the topic are not in the stream.
+        Unlike in Kafka Streams, the pipeline does not read the records back from the topic, because it does not need
+        the topic to divide records by key. Records that other programs write to the topic are not in the stream.
         """
         self.to(topic, value=value, key=key, partition=partition, delivery=delivery, on_error=on_error)
         return self
@@ -115,7 +116,7 @@ class Stream(Handle[V]):
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write each record to one of several topics, whose name `topic` gives.
+        """Write each record to one of the topics in `topics`; `topic` gives the topic's name for each record.
 
         `topic` is an SQL expression or a Python function. The function is called several times for each record, so it
         must always give the same name for the same record. A record for which `topic` gives a name that is not in
@@ -168,7 +169,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Keep the records for which an SQL condition, or a Python function, is true."""
+        """Keep the records for which an SQL condition is true, or a Python function returns true."""
         if not isinstance(where, str):
             return self._apply("filter", where, "condition", on_error=on_error)
         self._require_expression(where, "filter", "condition")
@@ -189,7 +190,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Drop the records for which an SQL condition, or a Python function, is true."""
+        """Drop the records for which an SQL condition is true, or a Python function returns true."""
         if not isinstance(where, str):
             negated = Not(self._function("filter_not", where))
             return self._add_function(negated, "condition", on_error=on_error)
@@ -206,8 +207,9 @@ class Stream(Handle[V]):
         """Build a new value from the picked fields and from columns `name="SQL expression"`.
 
         A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city": "address.city"}`.
-        Columns can also be passed as one mapping. A column `_key` becomes the record's key, and a column `_timestamp`
-        its time, as with `with_time`. `_headers={"trace": "trace_id"}` sets headers, as `with_headers` does.
+        All columns can also be passed as one mapping from name to expression. A column `_key` becomes the record's key,
+        and a column `_timestamp` its time, as with `with_time`. `_headers={"trace": "trace_id"}` sets headers, as
+        `with_headers` does.
         """
         columns, types = self._columns("select", picked, named)
         key, time = columns.pop("_key", None), columns.pop("_timestamp", None)
@@ -242,20 +244,21 @@ class Stream(Handle[V]):
     def with_time(self, time: str, *, on_error: OnError | None = None) -> Stream[V]:
         """Give each record the time of an SQL expression of type TIMESTAMP, to the millisecond.
 
-        Windows, joins and stream time after this step use the new time, and output records have it. A record for which
-        the time is null, or before 1970, is treated as `on_error` says. As in Kafka Streams, a time in the future is
-        valid, so a wrong one can close all windows. As after a processor, later expressions cannot read `_headers` and
-        `_topic`.
+        Windows, joins and stream time after this step use the new time, and output records have it as their timestamp.
+        If the time is null or before 1970, `on_error` decides what happens to the record. As in Kafka Streams, a time
+        in the future is valid, so a single wrong time can close all windows. As after a processor, later expressions
+        cannot read `_headers` and `_topic`.
         """
         self._require_expression(time, "with_time")
         return self._set_metadata(time, {}, on_error)
 
     def with_headers(self, headers: Mapping[str, str], *, on_error: OnError | None = None) -> Stream[V]:
-        """Set headers of each record, such as `{"trace": "trace_id"}`: name → SQL expression of type STRING or BINARY.
+        """Set headers of each record. `headers` maps names to SQL expressions of type STRING or BINARY.
 
-        A new header replaces all earlier headers of the same name. If its expression is null, these
-        headers are removed. Other headers stay. As after a processor, later expressions cannot read
-        `_headers` and `_topic`.
+        For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field `trace_id`. A new header
+        replaces all earlier headers of the same name. If the expression is null, the earlier headers of this name are
+        removed. Headers with other names stay. As after a processor, later expressions cannot read `_headers` and
+        `_topic`.
         """
         texts = self._header_texts("with_headers", headers)
         if not texts:
@@ -390,12 +393,13 @@ class Stream(Handle[V]):
         """Replace the values with the results of a function that takes up to `size` values at once; keep the keys.
 
         `function` takes a list of values and returns a list with one result per value, in the order of the values. With
-        `takes="table"`, it takes a `pyarrow.RecordBatch` with a column per field and may return a table, too. `returns`
-        is the type of one result. If the function returns another number of results, the run ends. A null value stays
-        null.
+        `takes="table"`, it takes a `pyarrow.RecordBatch` with a column for each field of the values, and may return a
+        list or a table. `returns` is the type of one result. If the number of results is not the number of values, the
+        run ends. A null value stays null.
 
         Sluice decides which values a call gets, so the result for a value must not depend on the call's other values.
-        If the function raises an error, it is called again with fewer values, until the record that fails is found.
+        If the function raises an error, it is called again with smaller and smaller parts of the values, until the
+        values that fail are found. Only their records are rejected.
         """
         where = self._where("map_batch")
         require_callable(where, function, "values")
@@ -477,19 +481,18 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the value with the result of a function that calls a service, such as a model.
 
-        The function, async or not, takes the value, or key and value. With `size`, it takes a list
-        of up to `size` values, and returns a list with one result per value. Each worker makes up
-        to `concurrency` calls at the same time, and keeps the order of the records. A call that
-        takes longer than `timeout`, or raises an error, is made again up to `retries` times. The
-        first wait before a repetition is `backoff`; each further wait is twice as long, up to a
-        minute. If the last repetition fails, too, the record gets the value `otherwise`; without
-        this parameter, `on_error` applies. A null value stays null without a call.
+        The function, async or not, takes the value, or key and value. With `size`, it takes a list of up to `size`
+        values, and returns a list with one result per value. Each worker makes up to `concurrency` calls at the same
+        time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error, is
+        repeated up to `retries` times, after a wait of `backoff` before the first repetition and twice as long before
+        each further one, but at most a minute. If the last repetition fails, too, the record gets the value
+        `otherwise`. Without `otherwise`, `on_error` decides what happens to the record. For a null value, the function
+        is not called, and the value stays null.
 
-        The answers are recorded with the state, under the name `answers` (by default, the
-        function's name), and kept for the time `keep`. A batch that is repeated after a crash, and
-        a rebuild, use the recorded answers, so each record has one answer. Only a call whose answer
-        was not yet recorded before the crash is made again. With `keep=None`, nothing is recorded.
-        To call again for all records, change the name `answers` and rebuild.
+        The answers are recorded with the state, under the name `answers` (by default, the function's name), and kept
+        for the time `keep`. A batch that is repeated after a crash, and a rebuild, use the recorded answers, so each
+        record has only one answer. After a crash, only calls whose answers were not recorded are made again. With
+        `keep=None`, no answers are recorded. To call again for all records, set another name `answers`, and rebuild.
         """
         where = self._where("call")
         if size is None:
@@ -538,20 +541,22 @@ class Stream(Handle[V]):
         keep: Duration | None = "7 days",
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
-        """Join each record with the row of its key in a table of a database, as the fields `left` and `right`.
+        """Look each record up in a table of a database: `left` is the record's value, and `right` the table's row.
 
-        `connection` is the name of an Airflow connection, or of the environment variable `SLUICE_CONNECTION_NAME` with
-        the database's URL. `key` is SQL for the key to look up, and `column` the table's column with unique keys (by
-        default, the field named by `key`). `returns` is a Struct whose fields are the columns to read.
+        `connection` is the name of an Airflow connection. Without Airflow, the environment variable
+        `SLUICE_CONNECTION_NAME`, with this name in capital letters as `NAME`, has the database's URL. `key` is an SQL
+        expression for the key to look up. `column` is the table's column with the keys, which must be unique; without
+        `column`, `key` must be a field, and the column has the field's name. `returns` is a Struct whose fields are the
+        columns to read.
 
         Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
         `staleness`. If the table has no row for a record, or the record's key is null, `right` is null. With
-        `on_missing="drop"`, the record is dropped instead; with `"error"`, `on_error` applies to it. A record with a
-        null value is dropped. A read that fails, or takes longer than `timeout`, is made again up to `retries` times.
-        If it still fails, the run ends.
+        `on_missing="drop"`, such a record is dropped. With `on_missing="error"`, `on_error` decides what happens to it.
+        A record with a null value is always dropped. A read that fails, or takes longer than `timeout`, is repeated up
+        to `retries` times. If the last repetition fails, too, the run ends.
 
-        The rows are recorded as `call` records its results, under the name `answers` (by default, the table's name): a
-        repeated batch and a rebuild find the row that the record found when it was first processed.
+        Rows are recorded like the answers of `call`, under the name `answers` (by default, the table's name). So in a
+        repeated batch or a rebuild, a record gets the row that it got when it was first processed.
         """
         where = self._where("lookup")
         self._require_expression(key, "lookup")
@@ -602,8 +607,8 @@ class Stream(Handle[V]):
         """Replace the value with columns that `function(frame)` computes on a Spark DataFrame of the value's fields.
 
         `returns` is a Struct with the names and types of the columns. The function must not add, drop or reorder rows,
-        nor change the column `_row`. The frame has a row for every record; records that were filtered out have nulls.
-        An error in the function ends the run.
+        nor change the column `_row`. The frame also has rows for records that were filtered out before; all fields of
+        these rows are null. An error in the function ends the run.
         """
         require_callable(self._where("transform"), function, "frame")
         shape = self._result_shape("transform", returns)
@@ -710,10 +715,10 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Emit a record for each element of an SQL array or each item that a Python function returns; keep the key.
+        """Emit a record for each element of an SQL array, or each item that a Python function returns. The key stays.
 
-        A struct element becomes the record's value; in SQL, any other element is named `value`. `returns` is the type
-        of the items that the function returns.
+        If an element is a struct, later SQL reads its fields; any other element is named `value` in SQL. `returns` is
+        the type of the items that the function returns.
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map_values", returns)
@@ -822,9 +827,9 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Call a Python function for every record for its side effect, in Spark's tasks, and pass the record on.
+        """Call a Python function for every record, for the function's side effect, and pass the record on unchanged.
 
-        When a batch is retried after a failure, the function is called again.
+        The function runs in Spark's tasks. If a batch is repeated after a failure, the function is called again.
         """
         return self._apply("peek", function, "nothing", on_error=on_error)
 
@@ -856,7 +861,8 @@ class Stream(Handle[V]):
     def repartition(self, partitions: int | None = None) -> Stream[V]:
         """Drop the records without a key, as Kafka Streams does, and pass on all other records unchanged.
 
-        Grouping and joining always shuffle by key to the pipeline's workers, so `partitions` has no effect.
+        `partitions` has no effect, because Sluice divides records by key among the pipeline's workers wherever a step
+        needs it.
         """
         arguments.require_at_least(self._where("repartition"), "partitions", partitions, 1)
         return self.filter("_key IS NOT NULL")
@@ -896,9 +902,10 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
         **named: str,
     ) -> dict[str, Stream[V]]:
-        """Split the stream by named SQL conditions. A record goes to the first branch whose condition is true, if any.
+        """Split the stream into named branches, each with an SQL condition.
 
-        A last branch `rest="true"` takes the remaining records.
+        A record goes to the first branch whose condition is true. If there is none, the record is dropped; to keep such
+        records, add a last branch `rest="true"`.
         """
         # As in Kafka Streams' split(), a record goes to the first branch whose condition is true.
         streams, remaining = {}, self
@@ -917,15 +924,17 @@ class Stream(Handle[V]):
         expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Keep the latest value of each key in a store; a record with a null value deletes its key.
+        """Keep the latest value of each key in a store; a record with a null value deletes its key's row.
 
         With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
-        key's earlier values for this duration: a stream that joins the table gets the value as of each record's time.
+        key's earlier values for this duration. In a join with a stream, each record of the stream gets the value as of
+        the record's own time.
 
-        A row expires at the time that the SQL expression `expires_at` gives, or when the duration `expires_after` has
-        passed since the event time of the row's record. An expired row is deleted, which later steps see as a deletion.
-        A row expires when the stream time of the table's records reaches this time or, with `expiry_clock="wall"`, in
-        the first batch after this time. The pipeline's trigger in Airflow starts a run for this batch.
+        With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
+        a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
+        later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
+        row's time. With `expiry_clock="wall"`, it expires in the first batch that begins after the row's time, and
+        Airflow starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
@@ -968,16 +977,16 @@ class Stream(Handle[V]):
         check_old: CheckOld | None = None,
         on_error: OnError | None = None,
     ) -> Table[Any]:
-        """Keep, in a store, the table whose changes this stream has: objects with the fields `kind`, `old` and `new`.
+        """Keep, in a store, the table that results from a stream of changes with the fields `kind`, `old` and `new`.
 
-        The stream comes from `Table.changes()`, or from a topic whose values have a `Change` as their type;
-        `debezium(...)` decodes such values from Debezium's JSON. The record's key is the key of the row. Records of the
-        kinds `message` and `transaction`, and records without a value, are filtered out; a `truncate` is treated as
-        `on_error` says.
+        The stream comes from `Table.changes()`, or from a topic whose values have the type `Change`; `debezium(...)`
+        decodes such values from Debezium's JSON. The record's key is the key of the row. Records of the kinds `message`
+        and `transaction`, and records without a value, are filtered out. For a record of the kind `truncate`,
+        `on_error` decides what happens.
 
-        `check_old` compares the old row of a change, unless it is null, with the row that the table
-        has for its key. If they differ, `"count"` counts this as `old_differs/STEP` and applies the
-        change, and `"reject"` treats the change as `on_error` says.
+        `check_old` compares the old row of a change, unless it is null, with the row that the table has for its key. If
+        the two rows differ, `check_old="count"` counts the change as `old_differs/STEP` and applies it. With
+        `check_old="reject"`, `on_error` decides what happens to the change.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
@@ -1019,7 +1028,7 @@ class Stream(Handle[V]):
     @overload
     def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
     def group_by(self, key: str | Sequence[str] | Function) -> GroupedStream[V]:
-        """Group by an SQL expression or a Python function. The result, as text, is the key of the aggregates.
+        """Group by the result of an SQL expression or a Python function. As text, it is the key of the aggregates.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields.
         """
@@ -1060,13 +1069,15 @@ class Stream(Handle[V]):
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
 
-        A join with a stream emits every pair of records within the `window`. A join with a table emits each record with
-        the table's row at the record's time. `on` is an SQL expression for the key to look up in a global table. `how`
-        is "inner", "left" (`right` is null if there is no match), or for two streams "outer" (either side can be null).
+        A join with a stream emits every pair of records whose times are within the `window`. A join with a table emits
+        each record with the table's row at the record's time. In a join with a global table, `on` is an SQL expression
+        for the key of the table's row. With `how="inner"`, records without a match are dropped. With `how="left"`, they
+        are emitted with `right` null. With `how="outer"`, which needs two streams, the unmatched records of both sides
+        are emitted, with the other side null.
 
         The row at the record's time is the latest row that was written before the record. In a versioned table, it is
-        the latest row whose event time is not after the record's event time. With `grace`, records wait this long, in
-        the stream's event time, for the versioned table's rows.
+        the latest row whose event time is not after the record's event time. With `grace`, which needs a versioned
+        table, each record waits for late rows of the table, until the stream's event time has advanced by `grace`.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -1106,7 +1117,7 @@ class Stream(Handle[V]):
         *window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="left"`: `right` is null without a match."""
+        """`join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, *window, how="left", **options)
 
     def outer_join(
@@ -1115,7 +1126,7 @@ class Stream(Handle[V]):
         window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="outer"`: either side is null without a match."""
+        """`join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, window, how="outer", **options)
 
     @overload
@@ -1158,14 +1169,15 @@ class Stream(Handle[V]):
     ) -> Processed[Any]:
         """Run a `sluice.Processor` over each key's records, in order.
 
-        `stores` declares key-value stores by name, with the type of their values (`Any` for plain JSON data), or with
-        type and time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values that
-        the processor forwards; `outputs` names further outputs with their types. `tables` names tables of the pipeline,
-        whose rows the processor can read by any key: every worker gets a copy of them. `by` is an SQL expression, or a
-        list of fields, for the key of stores and timers, which is the record's key by default.
+        `stores` maps the names of key-value stores to the types of their values (`Any` for plain JSON data), or to a
+        type and a time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values
+        that the processor forwards. `outputs` maps the names of further outputs to the types of their values. `tables`
+        maps names to tables of the pipeline, whose rows the processor can read by any key; every worker gets a copy of
+        these tables. `by` is an SQL expression, or a list of fields, for the key to which stores and timers belong; by
+        default, this is the record's key.
 
-        Unless `queryable=False`, each store can be queried by this key; the result is an object with all of the key's
-        entries.
+        Each store can be queried by this key, and the result is an object with all entries of the key. With
+        `queryable=False`, the stores cannot be queried.
         """
         return self._process(
             "process",
@@ -1219,8 +1231,8 @@ class Stream(Handle[V]):
     ) -> Processed[Any]:
         """Run a `sluice.ValueProcessor`, whose results keep their record's key. All parameters are as in `process`.
 
-        The processor calls `context.forward(value)`. With `by`, it cannot have timers, because a timer's results would
-        have no record whose key they could keep.
+        The processor calls `context.forward(value)`. With `by`, it cannot set timers, because the results of a timer
+        would have no record whose key they could keep.
         """
         if by is not None and hasattr(processor, "on_timer"):
             raise TopologyError(
@@ -1310,10 +1322,10 @@ class Stream(Handle[V]):
         within: Duration,
         on_error: OnError | None = None,
     ) -> Stream[V]:
-        """Pass on each id's first record; drop and count repeats within the time `within`.
+        """Pass on the first record with each id; drop and count records that repeat an id within the time `within`.
 
-        `by` is SQL for the id, or a list of fields. Once stream time is `within` past an id's first record, the id is
-        forgotten, so the next record with this id passes again.
+        `by` is an SQL expression for the id, or a list of fields that make up the id. When stream time is `within` past
+        the time of an id's first record, Sluice forgets the id, so the next record with this id passes.
         """
         by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate")
@@ -1479,7 +1491,7 @@ def _require_processor(
 
 
 class Processed(Generic[R]):
-    """A processor's outputs: `processed.output`, and named outputs such as `processed["quiet"]`."""
+    """The outputs of a processor: `processed.output`, and outputs with a name, such as `processed["quiet"]`."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline

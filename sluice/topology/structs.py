@@ -16,7 +16,7 @@ Column: TypeAlias = "str | Mapping[str, Column]"
 
 
 def struct(fields: Mapping[str, Column]) -> str:
-    """SQL that builds an object with these fields, for use inside other SQL; nested mappings make nested objects.
+    """An SQL expression that makes an object, for use in other SQL. `fields` maps names to expressions or mappings.
 
     `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
     """

@@ -59,32 +59,33 @@ class Table(Handle[V]):
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        """Write every change to `topic`, the key as text and the value as JSON; a deletion is a tombstone.
+        """Write every change to a topic, the key as text and the value as JSON; a deletion is a tombstone.
 
-        A `PostgresTable` or `DeltaTable` with a `key` gets the same rows as this table.
+        `topic` is a topic's name, or a `PostgresTable` or `DeltaTable` with a `key`, which gets the same rows as this
+        table.
 
         `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
-        cache does; counts and sums that only go to stores and topics are always written so. A windowed table's records
-        have the headers `window_start` and `window_end`, in epoch ms.
-        `cycle=True` writes to a topic that the pipeline reads: a later batch reads the records. `on_error` applies to
-        records that cannot be encoded, that the topic does not accept, or that do not fit the table.
+        cache does. Counts and sums whose changes go only to stores and topics are always written in this way. A
+        windowed table's records have the headers `window_start` and `window_end`, in epoch ms. `cycle=True` allows a
+        topic that the pipeline itself reads: a later batch reads the written records. `on_error` applies to records
+        that cannot be encoded, that the topic does not accept, or that do not fit the table.
         """
         self._sink(topic, value, key, partition, emit=emit, delivery=delivery, cycle=cycle, on_error=on_error)
 
     def to_stream(self) -> Stream[V]:
-        """Turn the changes into records; a deletion is a record with a null value.
+        """Turn the table's changes into records; a deletion is a record with a null value.
 
-        The records of a windowed table keep its windowed keys: SQL reads the bounds as `_window_start` and
-        `_window_end`, and a Python function that takes the key gets a `Windowed`. `select_key`, `map` and `group_by`
-        make keys without windows.
+        The records of a windowed table have keys that include the window: SQL reads the window's bounds as
+        `_window_start` and `_window_end`, and a Python function that takes the key gets a `Windowed`. The steps
+        `select_key`, `map` and `group_by` give records a key without a window.
         """
         return self._stream(self.pipeline.add(nodes.ToStream, parent=self.node), self.shape, self.contract)
 
     def changes(self) -> Stream[dict[str, Any]]:
-        """Turn the changes into records with the fields `kind` (insert, update or delete), `old` and `new`.
+        """Turn the table's changes into records with the fields `kind` (insert, update or delete), `old` and `new`.
 
         `old` is the row's value before the change and null for an insert; `new` is its value after the change and null
-        for a deletion. An update can leave the value as it is.
+        for a deletion. In an update, both can be the same.
         """
         if isinstance(self, GlobalTable):
             raise TopologyError(
@@ -110,12 +111,12 @@ class Table(Handle[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which an SQL condition, or a Python function, is true.
+        """Keep the rows for which an SQL condition is true, or a Python function returns true.
 
         A row is deleted when the condition becomes false for it.
 
-        A function is called for the new row of each change, and again for the old row if a later step needs it, so it
-        must always return the same for the same row.
+        A function is called for the new row of each change. If a later step needs the old row, the function is called
+        for the old row, too. So for the same row, it must always return the same.
         """
         if not isinstance(where, str):
             return self._of_stream(self._as_stream().filter(where, on_error=on_error))
@@ -138,7 +139,7 @@ class Table(Handle[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which an SQL condition, or a Python function, is not true."""
+        """Keep the rows for which an SQL condition is not true, or a Python function does not return true."""
         if not isinstance(where, str):
             return self._of_stream(self._as_stream().filter_not(where, on_error=on_error))
         self._require_expression(where, "filter_not", "condition")
@@ -195,11 +196,11 @@ class Table(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Table[Any]:
-        """Replace the value with the result of an SQL expression, which later SQL reads as `value`, or of a function.
+        """Replace the value with the result of an SQL expression or a Python function.
 
-        `returns` is the type of a Python function's result. A function that returns None deletes the row. It is called
-        for the new row of each change, and again for the old row if a later step needs it, so it must always return
-        the same for the same row.
+        `returns` is the type of a Python function's result. A function that returns None deletes the row. The function
+        is called for the new row of each change. If a later step needs the old row, the function is called for the old
+        row, too. So for the same row, it must always return the same.
         """
         if not isinstance(value, str):
             stream: Any = self._as_stream()
@@ -246,9 +247,9 @@ class Table(Handle[V]):
     ) -> Table[dict[str, Any]]:
         """Join rows of the same key; the value has the fields `left` and `right`.
 
-        A change of either table updates the result. `on` makes a foreign-key join: an SQL expression over this table's
-        value that gives the key of the other table's row. A global table is looked up only when a row of this table
-        changes.
+        A change of either table updates the result. With `on`, the join is a foreign-key join: `on` is an SQL
+        expression over this table's value that gives the key of the other table's row. A global table is looked up only
+        when a row of this table changes.
         """
         where = self._where("join")
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
@@ -291,11 +292,11 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, joined_shape(self, other))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="left"`: `right` is null without a match."""
+        """`join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, how="left", **options)
 
     def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="outer"`: either side is null without a match."""
+        """`join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, how="outer", **options)
 
     def suppress_until_window_closes(
@@ -304,9 +305,10 @@ class Table(Handle[V]):
         max_records: int | None = None,
         max_bytes: int | None = None,
     ) -> Table[V]:
-        """Emit only the final result of each window, once the window has closed.
+        """Emit only the final result of each window, when the window has closed.
 
-        The run ends with an error if the results held back exceed `max_records` or `max_bytes`.
+        The run ends with an error if the number or the size of the results that wait exceeds `max_records` or
+        `max_bytes`.
         """
         if nodes.window_of(self.node) is None:
             raise TopologyError(
@@ -324,10 +326,10 @@ class Table(Handle[V]):
         max_bytes: int | None = None,
         when_full: Literal["emit_early", "shut_down"] = "emit_early",
     ) -> Table[V]:
-        """Emit a key's latest result at most once per `limit`, counted in stream time from the first update held back.
+        """Emit a key's latest result when its first update that waits has waited for `limit`, in stream time.
 
-        If the results held back exceed `max_records` or `max_bytes`, the oldest result is emitted early; with
-        `when_full="shut_down"`, the run ends with an error.
+        If the number or the size of the results that wait exceeds `max_records` or `max_bytes`, the oldest of these
+        results is emitted early. With `when_full="shut_down"`, the run ends with an error instead.
         """
         return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 
@@ -359,6 +361,6 @@ class Table(Handle[V]):
 
 
 class GlobalTable(Table[V]):
-    """The latest value of each key of a topic, complete on every worker."""
+    """The latest value of each key of a topic. Every worker has all rows."""
 
     node: nodes.Source

@@ -42,7 +42,7 @@ def tumbling(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Adjacent windows of `size`. A record is late once stream time has reached its window's end + `grace`.
+    """Adjacent windows of `size`. A record is late if stream time has reached its window's end + `grace`.
 
     With a `zone`, such as "Europe/Berlin", windows begin and end by the zone's clocks, so a day has
     23 or 25 hours when the clocks change. `size` can also be in months, years, or weeks, which
@@ -64,9 +64,9 @@ def hopping(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Windows of `size` that start every `advance` and overlap; a record can be late for only some of its windows.
+    """Windows of `size`, one of which begins every `advance`. A record can be late for only some of its windows.
 
-    `zone` and `offset` mean the same as in `tumbling`; with either of them, `size` must be a whole number of advances.
+    `zone` and `offset` mean the same as in `tumbling`. With `zone` or `offset`, `size` must be a multiple of `advance`.
     """
     length, period = _period(size), _period(advance)
     shift, grace_ms = _period(offset), milliseconds(grace)
@@ -103,12 +103,12 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
-    """Windows that slide over time: one for each distinct set of a key's records within `size`."""
+    """Windows that slide over time: each different set of a key's records within `size` has a window."""
     return _valid_window(SlidingWindow(milliseconds(size), milliseconds(grace)))
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
-    """Sessions of activity: records at most `gap` apart share a session, and a record can merge two sessions."""
+    """Sessions of activity: records of a key that are at most `gap` apart are in the same session."""
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 1 or window.grace_ms < 0:
         at = source_line()
@@ -174,7 +174,7 @@ def within(
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 
-    The right record is at most `size` before or after the left record; `before` and `after` override `size` in one
+    The right record may be at most `size` before or after the left record. `before` and `after` replace `size` in one
     direction.
     """
     window = JoinWindow(

@@ -22,9 +22,9 @@ from sluice.values.sql_types import MOST_DIGITS, struct_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """The digits of an `Annotated[Decimal, ...]`: at most `precision` in all, at most `scale` of them after the point.
+    """The most digits that a Decimal may have: `precision` in all, and `scale` of them after the point.
 
-    `precision` is 1 to 38.
+    It belongs into an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
     """
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 

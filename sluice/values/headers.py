@@ -24,7 +24,8 @@ _encode_headers = msgspec.json.Encoder().encode
 class Headers:
     """The headers of a record: names with values in bytes, in order. A name can occur several times.
 
-    Headers do not change: `set`, `add` and `remove` return new Headers. A value given as text is encoded in UTF-8.
+    A Headers object does not change: `set`, `add` and `remove` return a new one. A value that you pass as text is
+    encoded in UTF-8.
     """
 
     __slots__ = ("_json", "_pairs")
@@ -60,12 +61,12 @@ class Headers:
         return None
 
     def text(self, name: str) -> str | None:
-        """The value of the last header with this name as text. Raises UnicodeDecodeError if it is not UTF-8."""
+        """The value of the last header with this name as text. Raises UnicodeDecodeError if the value is not UTF-8."""
         value = self.get(name)
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """These headers with all headers of this name removed, and a new header of this name at the end."""
+        """These headers without those of this name, and a new header of this name at the end."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:

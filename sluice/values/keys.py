@@ -29,7 +29,7 @@ from sluice.values.record_metadata import MOST_KEY_BYTES
 
 
 def key_text(value: Any) -> str | None:
-    """The text of a key; None for None. Raises TypeError or ValueError for a value that cannot be a key."""
+    """The text of a key; None for None. Raises TypeError or ValueError if the value cannot be a key."""
     # Almost every key is a str.
     if type(value) is str or value is None:
         return value

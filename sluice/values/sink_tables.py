@@ -36,14 +36,15 @@ _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?[A-Za-z ]*(\[\])
 class PostgresTable:
     """A table in PostgreSQL, for `to(...)`. Each batch is written exactly once, in one transaction of the database.
 
-    With `key`, the column with this name holds the record's key, and the table has one row per key (and window): a
-    record replaces its key's row, and a null value deletes it. Without `key`, which only streams allow, every record
-    appends a row; the columns `_topic`, `_partition`, `_offset` and `_row` say from which source record it comes.
+    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key (or per key and
+    window): a record replaces the row of its key, and a record with a null value deletes the row. Without `key`, every
+    record of a stream appends a row, and the columns `_topic`, `_partition`, `_offset` and `_row` say from which source
+    record the row comes. A `Table` of the pipeline cannot be written without `key`.
 
-    `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an Airflow connection, or of
-    the environment variable `SLUICE_CONNECTION_NAME` with the database's URL. `types` gives the PostgreSQL types of
-    columns, such as `{"total": "numeric(12,2)"}`, for a table that Sluice creates. All other columns get their types
-    from the fields.
+    `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an Airflow connection.
+    Without Airflow, the environment variable `SLUICE_CONNECTION_NAME`, with this name in capital letters as `NAME`, has
+    the database's URL. `types` gives the PostgreSQL types of columns, such as `{"total": "numeric(12,2)"}`, for a table
+    that Sluice creates. All other columns get their types from the fields.
     """
 
     name: str
@@ -61,7 +62,7 @@ class PostgresTable:
 
     @property
     def output(self) -> str:
-        """The table's name in counts, audits and messages. No topic can have this name, because of the colon."""
+        """The name in counts and messages, such as `warehouse:shop.totals` or `delta:s3a://lake/shop/totals`."""
         return f"{self.connection}:{self.name}"
 
     @property
@@ -104,9 +105,10 @@ class DeltaTable:
     `name` is the table's location: a folder as an absolute path or as a URI, such as `"s3a://lake/shop/totals"`. Spark
     must be able to write there.
 
-    With `key`, the column with this name holds the record's key, and the table has one row per key (and window): a
-    record replaces its key's row, and a null value deletes it. Without `key`, which only streams allow, every record
-    appends a row; the columns `_topic`, `_partition`, `_offset` and `_row` say from which source record it comes.
+    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key (or per key and
+    window): a record replaces the row of its key, and a record with a null value deletes the row. Without `key`, every
+    record of a stream appends a row, and the columns `_topic`, `_partition`, `_offset` and `_row` say from which source
+    record the row comes. A `Table` of the pipeline cannot be written without `key`.
 
     `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, for a table that Sluice creates.
     All other columns get their types from the fields.
@@ -140,7 +142,7 @@ class DeltaTable:
 
     @property
     def output(self) -> str:
-        """The table's name in counts, audits and messages. No topic can have this name, because of the colon."""
+        """The name in counts and messages, such as `warehouse:shop.totals` or `delta:s3a://lake/shop/totals`."""
         return f"delta:{self.name}"
 
     @property

@@ -23,7 +23,10 @@ T = TypeVar("T", int, Any)
 
 @dataclass(frozen=True)
 class Window:
-    """Windows `[start, start + size)` that start at multiples of the advance, and accept records until end + grace."""
+    """Windows `[start, start + size)`, as `tumbling` and `hopping` make them.
+
+    They begin at multiples of the advance, and accept records until stream time reaches their end + grace.
+    """
 
     size_ms: int
     grace_ms: int = 0

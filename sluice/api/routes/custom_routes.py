@@ -78,7 +78,7 @@ class Stores:
         return entries[0] if entries else None
 
     async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
-        """The entries of up to 1,000 keys, in the given order. Keys without a value are omitted."""
+        """The entries of up to 1,000 keys, in the order of `keys`. Keys without a value are left out."""
         answer = await self._reader.multi_get(await self._pin(store), map(lookup_key, keys))
         return self._entries(answer.entries, answer.workers)
 
@@ -89,7 +89,7 @@ class Stores:
         start: Time = None,
         end: Time = None,
     ) -> list[Entry]:
-        """The windows of a key that start between `start` and `end`, in order."""
+        """The windows of a key that start between `start` and `end` (both included), in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
@@ -104,7 +104,7 @@ class Stores:
         end: Time = None,
         here: bool = False,
     ) -> list[Entry]:
-        """All entries in order, up to 100,000; with `here`, only entries of shards that this server opens itself."""
+        """All entries in order, up to 100,000. With `here=True`, only those of shards that this process opens."""
         pin = await self._pin(store)
         workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
@@ -143,7 +143,7 @@ class Stores:
         order: Order = "group",
         limit: int = 1_000,
     ) -> list[Group]:
-        """The number of entries, and sum, min and max of a field, by group."""
+        """For each group, the number of entries, and the sum, minimum and maximum of a field."""
         combined = await self._reader.combine(await self._pin(store), field, group_by, order=order, limit=limit)
         self.statuses += combined.workers
         return combined.groups
@@ -158,10 +158,10 @@ class Stores:
         return self._address(workers[owner(lookup_key(key), len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """Compute and encode an expensive response. The route must return the result unchanged.
+        """Call `compute`, and encode its result. The route must return what `cached` returns, unchanged.
 
-        Concurrent requests with the same path and query share one computation. The result is cached
-        for one second.
+        Concurrent requests with the same path and query string share one call of `compute`. The result is cached for
+        one second.
         """
 
         async def payload() -> Payload:
@@ -207,7 +207,10 @@ Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
 
 
 class Routes:
-    """Routes over the stores of a pipeline, for users who may read the pipeline's DAG."""
+    """Your own routes, which read the stores of a pipeline.
+
+    Only users who may read the pipeline's DAG can call them.
+    """
 
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
@@ -216,10 +219,10 @@ class Routes:
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
         """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
 
-        The function takes `Stores`, then the path and query parameters by name, with type
-        annotations that msgspec supports. Parameters with a default are optional. The result is
-        sent as JSON. `{name:path}` also matches slashes. Set `etag=False` if the answer depends on
-        anything other than the stores.
+        The function's first parameter is `Stores`. Its other parameters have the names of the parameters in the path
+        and in the query string, and type annotations that msgspec supports. Parameters with a default are optional. The
+        result is sent as JSON. In a path, `{name:path}` also matches a text with slashes. Set `etag=False` if the
+        answer depends on anything else than the stores.
         """
 
         def register(function: Function) -> Function:

@@ -15,7 +15,7 @@ _NULL = b"null"
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One value of a store."""
+    """An entry of a store: a key, its window if the store has windows, and a value as JSON."""
 
     key: str
     window_start: int
@@ -25,7 +25,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """The JSON exactly as published: 27.00 stays 27.00."""
 
     def decode(self, kind: type[T]) -> T:
-        """The value decoded to a type that msgspec supports.
+        """The value, decoded to a type that msgspec supports.
 
         Raises QueryError if the value does not match.
         """

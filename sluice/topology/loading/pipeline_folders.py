@@ -53,7 +53,8 @@ def pipeline_files(folder: Path) -> list[Path]:
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
     """Load every pipeline in `folder`, and report the files that cannot be used.
 
-    Each file is first imported in a separate process; this process imports it only if that succeeded within `seconds`.
+    A separate process imports each file first. The calling process imports only files that the separate process has
+    imported within `seconds`.
     """
     usable, broken = usable_files(import_isolated(pipeline_files(folder), seconds))
     loaded = Loaded([], broken)
@@ -93,8 +94,8 @@ def _broken(file: Path, error: SluiceError) -> Broken:
 def load_pipeline(folder: Path, name: str) -> Pipeline:
     """Load the pipeline with this name. Raises TopologyError, which lists the known names, if it does not exist.
 
-    This process imports only the pipeline's own file. A file that computes its pipeline's name is imported in a
-    separate process to find the name.
+    The calling process imports only the file of this pipeline. If a file computes its pipeline's name, a separate
+    process imports the file to find the name.
     """
     declared = {file: declared_names(file) for file in pipeline_files(folder)}
     named = [file for file, names in declared.items() if name in names]
