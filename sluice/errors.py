@@ -42,7 +42,7 @@ class SettingsError(SluiceError):
 
 
 class PreflightError(SluiceError):
-    """The machine lacks a prerequisite: Java, a free port, memory, a jar."""
+    """The machine lacks something that Sluice needs, such as Java, a free port, memory or a jar."""
 
     title = "This machine is not ready"
     is_lasting = True
@@ -69,20 +69,20 @@ class EngineError(SluiceError):
 
 
 class RecordFailed(EngineError):
-    """A record cannot be read, processed or written, and the pipeline's policy is to end the run."""
+    """A record cannot be read, processed or written, and `on_error="fail"` applies to it."""
 
     is_lasting = True
 
 
 class RecordsRejected(EngineError):
-    """Too many records of a batch were rejected: the pipeline or a producer is wrong, not single records."""
+    """Too many records of a batch were rejected, so the pipeline or a producer is wrong."""
 
     title = "Too many records were rejected"
     is_lasting = True
 
 
 class InputAway(EngineError):
-    """A pipeline waits for its brokers or topics. It goes on by itself once they are there."""
+    """A pipeline waits for its brokers or topics. It goes on by itself once they are available."""
 
     status = 503
     title = "The input is away"
@@ -136,7 +136,7 @@ class ClockOff(EngineError):
 
 
 class StateGrows(EngineError):
-    """The state of a pipeline has grown for a week and shows no bound."""
+    """The state of a pipeline has grown for a week, and has doubled."""
 
     title = "The state grows without a bound"
     next_step = "Give its windows a retention, or its tables a way to delete keys."
@@ -168,7 +168,7 @@ class Overdue(EngineError):
 
 
 class BatchDiffers(EngineError):
-    """A batch that is repeated after a crash has other results than the results that were written."""
+    """A batch that is repeated after a crash has other output than the output that was written before the crash."""
 
     status = 409
     title = "The batch has changed"
@@ -207,7 +207,7 @@ class DamagedState(StateError):
     """Published state is missing or altered.
 
     `workers` maps the number of each damaged worker to its shard's location without a password. It is empty if the
-    error comes from a shard that was opened directly.
+    error does not come from a query or a run, but from a shard that was opened directly.
     """
 
     title = "Damaged state"
@@ -255,7 +255,7 @@ class Gone(NotFound):
 
 
 class NotReached(QueryError):
-    """The state has not reached the query's lower bound."""
+    """The state has not reached the snapshot or the position that the query requires."""
 
     status = 412
     title = "Not reached yet"

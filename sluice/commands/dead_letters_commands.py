@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive th
 Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
 Since = Annotated[
     str,
-    typer.Option(help="Only dead letters written at this time or later; UTC if it has no zone."),
+    typer.Option(help="Only dead letters written at this time or later; a time without a zone is in UTC."),
 ]
 Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
 
@@ -53,7 +53,7 @@ def redrive(
     partition: Partition = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 10_000,
 ) -> None:
-    """Write the records of dead letters to their topics again, each once.
+    """Write the records of dead letters to their source topics again, each only once.
 
     Without --reason, only records that could not be read are written. Some steps may have
     processed any other record before it failed, and would count it twice.

@@ -16,9 +16,11 @@ def demo(
         bool,
         typer.Option("--exit", help="Exit after the queries, with status 1 if a result is wrong."),
     ] = False,
-    port: Annotated[int | None, typer.Option(help="Airflow's port; default: 8080, or any free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Airflow's port; default: 8080 or, if it is taken, any free port.")
+    ] = None,
 ) -> None:
-    """Start Kafka and Airflow, send an example's records, let its pipeline run, and compare the results."""
+    """Start Kafka and Airflow, send an example's records, let its pipeline run, and check the results."""
     from sluice.examples import demo as demos
 
     with errors_as_messages():

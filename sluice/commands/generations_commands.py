@@ -90,7 +90,7 @@ def replay(
 
 @app.command()
 def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
-    """Bring the generation that a replay has built up to date, and make it current."""
+    """Process the newest batches in the generation that a replay has built, and make it current."""
     submit(pipeline, master, "--promote")
 
 

@@ -89,7 +89,7 @@ def _check_routes() -> Iterable[SluiceError]:
 
 def describe(
     pipeline: PipelineName,
-    svg: Annotated[bool, typer.Option("--svg", help="As an SVG drawing.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
 ) -> None:
     """Print a pipeline's topology as text or as a drawing."""
     from sluice.topology import drawing
@@ -109,7 +109,7 @@ def run(
         ),
     ] = "",
 ) -> None:
-    """Run a pipeline with spark-submit, without Airflow, until it has read everything."""
+    """Run a pipeline with spark-submit, without Airflow, until it has read all records."""
     from sluice.topology.window_definitions import milliseconds
 
     with errors_as_messages():
@@ -159,7 +159,9 @@ def repartition(pipeline: PipelineName) -> None:
 
 def audit(
     pipeline: PipelineName,
-    run: Annotated[str, typer.Argument(help="A run of Airflow, or a snapshot such as 1.42; default: all.")] = "",
+    run: Annotated[
+        str, typer.Argument(help="Only this run of Airflow, or this snapshot, such as 1.42; default: all.")
+    ] = "",
     verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
 ) -> None:
     """Account for every record that was read; exit with 1 if one is missing or a shard is damaged."""

@@ -226,7 +226,7 @@ def combine(
 @app.command()
 def diff(
     store: Store,
-    before: Annotated[str, typer.Option(help="A snapshot 1.40 or 1.newest, run:NAME, or a time.")],
+    before: Annotated[str, typer.Option(help="The first snapshot: 1.40 or 1.newest, run:NAME, or a time.")],
     after: Annotated[str | None, typer.Option(help="The second snapshot; default: the newest snapshot.")] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def serve(
     workers: Annotated[
         str,
-        typer.Option(help="Workers to place on this server, such as 0,1; they must not have a server yet."),
+        typer.Option(help="Workers that this server claims, such as 0,1; they must not have a server yet."),
     ] = "",
     pipeline: Annotated[
         list[str] | None,
@@ -40,7 +40,7 @@ def serve(
         bool,
         typer.Option(
             "--take-over",
-            help="Take the address over from a server whose shards are gone for good.",
+            help="Take over the address of an earlier server whose shards are lost for good.",
         ),
     ] = False,
 ) -> None:

@@ -112,7 +112,7 @@ def promote(
         bool,
         typer.Option(
             "--stale",
-            help="Promote the standby even if its copy is old; the next run restores the state from the topics.",
+            help="Promote the standby even if it lacks the newest snapshot; the next run computes the state again.",
         ),
     ] = False,
 ) -> None:
