@@ -105,6 +105,8 @@ def play(stage: Stage, incident: Incident) -> Line:
     with incident.cause(stage), ThreadPoolExecutor(len(PLACES)) as watching:
         began = time.monotonic()
         sights = [*watching.map(lambda said: watch(said, began), says(stage, incident))]
+        if incident.grows_worse is not None:
+            incident.grows_worse(stage)
     if not incident.ends:
         return Line(incident, sights, None)
     ended = time.monotonic()

@@ -41,6 +41,8 @@ class Incident:
     """A part of the failure's detail or next step, which leads to the cause."""
     ends: bool = True
     """Whether the pipeline becomes healthy by itself, soon after the cause has ended."""
+    grows_worse: Callable[[Stage], None] | None = None
+    """Waits until the incident has grown worse. A drill ends the cause before."""
 
 
 def says(text: str, said: Callable[[Stage], bool]) -> Callable[[Stage], str]:
@@ -117,12 +119,18 @@ def step_fails(stage: Stage) -> Iterator[None]:
 
 
 @contextmanager
-def retries_used_up(stage: Stage) -> Iterator[None]:
-    """The database of a table is away. Airflow repeats the run twice."""
+def database_away(stage: Stage) -> Iterator[None]:
     stage.send("shipments")
     yield
+    stage.start_warehouse()
+
+
+def retries_used_up(stage: Stage) -> None:
+    """Airflow has repeated the run twice, and the trigger says when it starts a new run."""
     stage.wait(lambda: stage.newest_task("shipments")["state"] == "failed", "the retries are not used up")
     assert stage.newest_task("shipments")["try_number"] == 3
+    said = "Airflow has used up its attempts. A new run starts at"
+    stage.wait(lambda: bool(stage.places.page("shipments", "run", said)), "nobody says when a new run starts")
 
 
 @contextmanager
@@ -286,15 +294,16 @@ INCIDENTS = [
     # While the brokers are away, these data become overdue, too.
     Incident(
         "The data are older than the deadline", "alarms", "overdue", "PipelineOverdue", data_overdue,
-        ran("sluice_deadlines"), "The data are too old", "5 records",
+        ran("sluice_deadlines"), "The data are too old", "Unpause the DAG alarms",
     ),
     Incident(
         "A topic was never created", "coupons", "input", "InputAway", topic_never_created,
-        waits_in_the_trigger_log("coupons"), "The input is away", "Topic coupons does not exist. Create it",
+        waits_in_the_trigger_log("coupons"), "The input is away",
+        "Topic coupons does not exist. The pipeline has never read",
     ),
     Incident(
         "A topic is deleted", "returns", "input", "InputAway", topic_deleted,
-        waits_in_the_trigger_log("returns"), "The input is away", "Topic returns does not exist. Create it", ends=False,
+        waits_in_the_trigger_log("returns"), "The input is away", "Topic returns was deleted", ends=False,
     ),
     Incident(
         "All brokers are away while the pipeline is idle", "sales", "input", "InputAway", brokers_away,
@@ -306,7 +315,7 @@ INCIDENTS = [
     ),
     Incident(
         "Another team's task takes the whole pool", "sales", "slot", "RunNotStarted", pool_taken,
-        task_is("sales", "scheduled"), "Airflow does not start the run", "",
+        task_is("sales", "scheduled"), "Airflow does not start the run", "long_task of other_team",
     ),
     Incident(
         "A killed task has left its driver behind", "sales", "lease", "LeaseHeld", lease_held,
@@ -334,12 +343,13 @@ INCIDENTS = [
         task_is("prices", "failed"), "Too many records were rejected", "failed for 1,000 of the 1,000", ends=False,
     ),
     Incident(
-        "The database of a table is away", "shipments", "run", "PipelineFailed", retries_used_up,
-        task_is("shipments", "up_for_retry", "failed"), "", "warehouse", ends=False,
+        "Somebody marks a failing run as failed", "refunds", "run", "PipelineFailed", marked_as_failed,
+        task_is("refunds", "failed"), "", "marked the run as failed in Airflow", ends=False,
     ),
     Incident(
-        "Such a run is marked as failed", "refunds", "run", "PipelineFailed", marked_as_failed,
-        task_is("refunds", "failed"), "", "warehouse", ends=False,
+        "The database of a table is away for longer than Airflow repeats the run", "shipments", "run",
+        "PipelineFailed", database_away, task_is("shipments", "up_for_retry", "failed"), "", "warehouse",
+        grows_worse=retries_used_up,
     ),
     Incident(
         "A state server hangs", "visits", "host", "HostSilent", state_server_hangs,

@@ -44,7 +44,7 @@ class Places:
         for overview in self.overviews():
             if overview["pipeline"] == pipeline:
                 for failure in overview["failures"]:
-                    said = f"{failure['detail']} {failure['next_step']}"
+                    said = f"{failure['detail']} {failure['next_step']} {failure['outlook']}"
                     if failure["kind"] == kind and text in said:
                         return str(overview["health"])
         return ""
@@ -58,7 +58,8 @@ class Places:
     def status(self, pipeline: str, title: str, text: str = "") -> str:
         """The health that `sluice status` prints, if the command also prints the failure and exits with 1."""
         said = self.sluice("status")
-        lines = [line for line in said.stdout.splitlines() if line.startswith(f"✗ {pipeline}")]
+        about_it = re.compile(rf"✗ ({pipeline}|\d+ pipelines \((.+, )?{pipeline}(, .+)?\)), ")
+        lines = [line for line in said.stdout.splitlines() if about_it.match(line)]
         if said.returncode == 1 and any(title in line and text in line for line in lines):
             health = re.search(rf"^\s*{pipeline}\s+(\w+)", said.stdout, re.MULTILINE)
             return health[1] if health else ""

@@ -41,6 +41,8 @@ READ_BEFORE = ("sales", "returns", "scans", "visits")
 """The pipelines that must have read records before an incident happens to them."""
 POOL, SLOTS = "streams", 3
 TOKEN = "the-token-of-the-stage"
+IMPATIENT, PATIENCE_S = "shipments", 90.0
+"""A pipeline whose trigger starts a new run this long after Airflow's attempts are used up, not after ten minutes."""
 SHARDS_MIB = 1_200
 """The size of the disk of the shards. It is nearly full if less than 1 GiB is free."""
 LONGEST_S = 600.0
@@ -50,10 +52,15 @@ LAUNCHER = "org.apache.spark.launcher.Main"
 # Airflow only reads files with the words airflow and dag in them.
 DAGS = {
     "pipelines.py": """
-from sluice.orchestration.dags import pipeline_dags
+from sluice.orchestration import dags
 from sluice.settings import settings
-globals().update(pipeline_dags(settings().pipelines))
-""",
+trigger = dags.KafkaEndOffsetTrigger
+def trigger_of(name, topics, **arguments):
+    patience = {"patience_seconds": PATIENCE} if name == "IMPATIENT" else {}
+    return trigger(name, topics, **arguments, **patience)
+dags.KafkaEndOffsetTrigger = trigger_of
+globals().update(dags.pipeline_dags(settings().pipelines))
+""".replace("PATIENCE", f"{PATIENCE_S}").replace("IMPATIENT", IMPATIENT),
     # State of less than 1 GiB may grow, but a stage cannot wait for a week until it has a large state.
     "maintenance.py": """
 from sluice.operations import state_growth
@@ -84,6 +91,8 @@ class Stage:
     """The state server that Prometheus scrapes."""
     shards: Path
     stack: ExitStack
+    warehouse_port: int
+    """The port of the warehouse's database, which is away."""
     has_own_disk: bool
     """Whether the shards are on a small disk of their own."""
     _log_before: int = 0
@@ -196,6 +205,10 @@ class Stage:
         self.stack.callback(stop, [service])
         return service
 
+    def start_warehouse(self) -> None:
+        """Start the warehouse's database, which stays until the stage ends."""
+        self.stack.enter_context(postgres_server(self.platform.home / "warehouse", self.warehouse_port))
+
     def stepped_clock(self) -> SteppedClock:
         return SteppedClock(self.platform.home / "clock")
 
@@ -253,27 +266,30 @@ def stage(home: Path | None = None) -> Iterator[Stage]:
         pipelines.mkdir()
         for file in PIPELINES.glob("*.py"):
             (pipelines / file.name).write_text(file.read_text())
+        warehouse_port = free_port()
         environment = {
             "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
             "SLUICE_LEDGER": ledger,
             "SLUICE_SHARDS": f"sqlite:///{shards}",
             "SLUICE_POOL": POOL,
             "SLUICE_SERVER_TOKEN": TOKEN,
-            # No database listens at this port.
-            "SLUICE_CONNECTION_WAREHOUSE": f"postgresql://warehouse@127.0.0.1:{free_port()}/warehouse",
+            # No database listens at these ports.
+            "SLUICE_CONNECTION_BILLING": f"postgresql://sluice@127.0.0.1:{free_port()}/postgres",
+            "SLUICE_CONNECTION_WAREHOUSE": f"postgresql://sluice@127.0.0.1:{warehouse_port}/postgres",
         }
         provide_database(home / "airflow" / "airflow.db")
         platform = LocalPlatform(home, free_port(), free_port(), pipelines=pipelines, environment=environment)
         with platform:
             platform.start(lambda: _create_topics(platform))
-            yield _ready(platform, stack, shards, home, has_own_disk=has_own_disk)
+            nobody = Service("none", subprocess.Popen(["true"]), home / "none")
+            made = Stage(platform, Places(platform), nobody, shards, stack, warehouse_port, has_own_disk)
+            _get_ready(made, home)
+            yield made
             stack.close()
 
 
-def _ready(platform: LocalPlatform, stack: ExitStack, shards: Path, home: Path, *, has_own_disk: bool) -> Stage:
-    places = Places(platform)
-    nobody = Service("none", subprocess.Popen(["true"]), home / "none")
-    made = Stage(platform, places, nobody, shards, stack, has_own_disk)
+def _get_ready(made: Stage, home: Path) -> None:
+    places = made.places
     made.create("pools", name=POOL, slots=SLOTS, include_deferred=False)
     with made.admin() as airflow:
         made.wait(lambda: airflow.ask(f"/api/v2/dags/{PAUSED}").status_code == 200, "Airflow has not read the DAGs")
@@ -283,8 +299,7 @@ def _ready(platform: LocalPlatform, stack: ExitStack, shards: Path, home: Path, 
     headers = {"Authorization": f"Bearer {TOKEN}"}
     places.metrics = httpx.Client(base_url=f"http://{address}", headers=headers, timeout=30, trust_env=False)
     seconds = scrape_seconds(read("docs/how-to/metrics.md"))
-    places.prometheus = stack.enter_context(prometheus(home, address, TOKEN, seconds))
-    return made
+    places.prometheus = made.stack.enter_context(prometheus(home, address, TOKEN, seconds))
 
 
 def _create_topics(platform: LocalPlatform) -> None:

@@ -1,4 +1,4 @@
-"""Writes refunds to a table of the warehouse."""
+"""Writes refunds to a table of the billing database."""
 
 from msgspec import Struct
 
@@ -11,4 +11,4 @@ class Row(Struct):
 
 
 pipeline = Pipeline("refunds", workers=1)
-pipeline.stream("refunds", value=Row).to(PostgresTable("refunds", connection="warehouse"))
+pipeline.stream("refunds", value=Row).to(PostgresTable("refunds", connection="billing"))
