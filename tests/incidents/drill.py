@@ -15,8 +15,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from sluice.errors import SluiceError
 from tests.incidents.incidents import INCIDENTS, Incident
-from tests.incidents.stage import READ_BEFORE, Stage, stage
+from tests.incidents.stage import READ_BEFORE, CannotBeStaged, Stage, stage
 
 COUNT = 10
 STARTED, REQUEST, ANSWER = "drill.json", "request", "answer"
@@ -45,17 +46,26 @@ def start(folder: Path, seed: int) -> None:
         number = 0
         while (request := _request(folder)) != "stop":
             if request == "next" and number < len(incidents):
-                present.close()
                 incident = incidents[number]
                 number += 1
-                present.enter_context(incident.cause(opened))
-                kind = incident.kind or "the ledger"
-                text = f"{incident.name}. Pipeline {incident.pipeline}, kind {kind}, alert {incident.alert}."
-                (folder / ANSWER).write_text(f"{text}\n{incident.cause.__doc__ or ''}\n")
-                _say(folder, f"incident {number} of {len(incidents)} has begun")
+                _say(folder, _begin(opened, present, folder, incident, f"{number} of {len(incidents)}"))
             elif request == "next":
                 _say(folder, "there are no more incidents")
             time.sleep(POLL_S)
+
+
+def _begin(opened: Stage, present: ExitStack, folder: Path, incident: Incident, number: str) -> str:
+    """End the present incident and cause another one. Returns what to say."""
+    try:
+        present.close()
+        present.enter_context(incident.cause(opened))
+    except (CannotBeStaged, SluiceError) as error:
+        # The drill goes on with the other incidents.
+        return f"incident {number} could not be staged: {error}"
+    kind = incident.kind or "the ledger"
+    text = f"{incident.name}. Pipeline {incident.pipeline}, kind {kind}, alert {incident.alert}."
+    (folder / ANSWER).write_text(f"{text}\n{incident.cause.__doc__ or ''}\n")
+    return f"incident {number} has begun"
 
 
 def _print_how_to_reach(opened: Stage, folder: Path) -> None:

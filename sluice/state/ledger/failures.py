@@ -163,13 +163,17 @@ class Failures(LedgerPart):
                 connection.execute(insert(FAILURES), _row(failure) | ({"at": since} if since else {}))
 
     def change(self, failure: Failure, **values: Any) -> None:
-        """Change some fields of a failure if they differ. Other fields, which others change, stay as they are."""
+        """Change some fields of a failure. Other fields, which other processes change, stay as they are.
+
+        Nothing changes if the failure was recorded anew after it was read.
+        """
         row = _row(msgspec.structs.replace(failure, **values))
         before = _row(failure)
         changed = {name: row[name] for name in values if row[name] != before[name]}
         if changed:
             with database_errors("Changing the failure"), transaction(self._engine) as connection:
-                connection.execute(update(FAILURES).where(*_same(failure)).values(**changed))
+                is_unchanged = FAILURES.c.seen_at == before["seen_at"]
+                connection.execute(update(FAILURES).where(*_same(failure), is_unchanged).values(**changed))
 
     def of(self, pipeline: str) -> list[Failure]:
         """The failures of a pipeline, sorted by kind and host."""

@@ -105,6 +105,9 @@ def test_the_ledger_gets_the_causes_for_sluice_status_and_keeps_what_others_note
         # The trigger notes when it starts the next run.
         ledger.failures.change(noted, repeats_at=at)
         assert ledger.failures.of("orders")[0].outlook.endswith("does not repeat it. A new run starts at 12:10:00 UTC.")
+    ledger.failures.keep(failed())
+    ledger.failures.change(noted, marked="Somebody")
+    assert ledger.failures.of("orders")[0].marked == "", "the run has failed anew meanwhile"
     runs.states["orders"] = DagState(False, run("queued"))
     note_causes(ledger, runs)
     assert ledger.failures.of("orders")[1].next_step.startswith("Look at the DAG in Airflow"), "it is not paused now"
@@ -119,7 +122,8 @@ def test_without_failures_airflows_database_is_not_asked(states: States) -> None
     note_causes(states.ledger, Unasked())
 
 
-def test_the_overview_explains_at_once(api: Api, states: States) -> None:
+def test_the_overview_explains_at_once(api: Api, states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     states.ledger.failures.keep(failed())
     api.runs.states["orders"] = DagState(False, run("failed"), attempts_left=1, marked_by="ada")
     (overview,) = api.get("/v1/overview")
