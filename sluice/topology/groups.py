@@ -208,8 +208,8 @@ class GroupedStream(Grouped[V]):
         With `emit="window_close"`, later steps get only the final result of each window, when no record can change the
         result any more. Queries of the store still find the results of open windows. With `early="10 seconds"` in
         addition, later steps also get results of open windows: when stream time is 10 seconds past a window's first
-        change that they have not got yet, they get the window's present result. A header `window_result` of the results
-        says `early` or `final`.
+        change that they have not got yet, they get the window's present result. The header `window_result` of a result
+        is `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:

@@ -246,8 +246,8 @@ class Stream(Handle[V]):
 
         Windows, joins and stream time after this step use the new time, and output records have it as their timestamp.
         If the time is null or before 1970, `on_error` decides what happens to the record. As in Kafka Streams, a time
-        in the future is valid, so a single wrong time can close all windows. As after a processor, later expressions
-        cannot read `_headers` and `_topic`.
+        in the future is valid, so a single wrong time can close all windows. After this step, as after a processor,
+        expressions cannot read `_headers` and `_topic`.
         """
         self._require_expression(time, "with_time")
         return self._set_metadata(time, {}, on_error)
@@ -257,8 +257,8 @@ class Stream(Handle[V]):
 
         For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field `trace_id`. A new header
         replaces all earlier headers of the same name. If the expression is null, the earlier headers of this name are
-        removed. Headers with other names stay. As after a processor, later expressions cannot read `_headers` and
-        `_topic`.
+        removed. Headers with other names stay. After this step, as after a processor, expressions cannot read
+        `_headers` and `_topic`.
         """
         texts = self._header_texts("with_headers", headers)
         if not texts:

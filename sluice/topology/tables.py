@@ -198,9 +198,10 @@ class Table(Handle[V]):
     ) -> Table[Any]:
         """Replace the value with the result of an SQL expression or a Python function.
 
-        `returns` is the type of a Python function's result. A function that returns None deletes the row. The function
-        is called for the new row of each change. If a later step needs the old row, the function is called for the old
-        row, too. So for the same row, it must always return the same.
+        If the value is not an object, later SQL reads it as `value`. `returns` is the type of a Python function's
+        result. A function that returns None deletes the row. The function is called for the new row of each change. If
+        a later step needs the old row, the function is called for the old row, too. So for the same row, it must always
+        return the same.
         """
         if not isinstance(value, str):
             stream: Any = self._as_stream()
@@ -326,7 +327,7 @@ class Table(Handle[V]):
         max_bytes: int | None = None,
         when_full: Literal["emit_early", "shut_down"] = "emit_early",
     ) -> Table[V]:
-        """Emit a key's latest result when its first update that waits has waited for `limit`, in stream time.
+        """Hold back each key's updates; `limit` in stream time after the first of them, emit the latest result.
 
         If the number or the size of the results that wait exceeds `max_records` or `max_bytes`, the oldest of these
         results is emitted early. With `when_full="shut_down"`, the run ends with an error instead.
