@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from sluice.answers import Run
+from sluice.api import mounted
 from sluice.api.airflow_causes import explained, note_causes
 from sluice.api.runs import DagState, PoolWait
 from sluice.errors import EngineError, Overdue, SettingsError
@@ -130,3 +132,31 @@ def test_the_overview_explains_at_once(api: Api, states: States, monkeypatch: py
     (failure, _) = overview["failures"]  # the second says that no broker answers
     assert failure["outlook"].startswith("ada marked the run as failed")
     assert failure["repeats_at"] is None
+
+
+def test_the_api_server_notes_causes_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def keep_noting() -> None:
+        told.append("notes")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            told.append("ends")
+
+    async def server(scope: Any, _receive: Any, _send: Any) -> None:
+        while scope["type"] == "lifespan" and not told:
+            await asyncio.sleep(0.001)
+        told.append(scope["type"])
+
+    monkeypatch.setattr(mounted, "_noting", lambda: keep_noting)
+
+    async def runs() -> None:
+        noting: Any = mounted.CausesNoted(server)
+        await noting({"type": "http"}, None, None)
+        told.clear()
+        await noting({"type": "lifespan"}, None, None)
+        await asyncio.sleep(0)
+
+    asyncio.run(runs())
+    assert told == ["notes", "lifespan", "ends"]
