@@ -24,8 +24,6 @@ from sluice.orchestration.watch import POLL_SECONDS, Watch
 from sluice.values.phrases import duration_text
 
 NAME = "sluice_deadlines"
-_TEXT_SECONDS = 10.0
-"""How often the number of unread records in a recorded failure is brought up to date."""
 
 
 @dataclass
@@ -82,7 +80,6 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch = Watch.shared(self.kafka_config_id, self.poll_seconds)
         self._watch.join(self, frozenset(self.topics))
         published: datetime | None = None
-        next_text = 0.0
         while True:
             # All triggers look at the same moments, so that one read of the broker and the ledger
             # serves them all.
@@ -92,8 +89,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
             records = None if seen is None else seen.lag.unread
             snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
             failure = None if seen is None else seen.failures.get("overdue")
-            if failure is not None and records and time.monotonic() >= next_text:
-                next_text = time.monotonic() + _TEXT_SECONDS
+            if failure is not None and records and self._may_change_text():
                 why = _why({"records": records}, duration_text(self.deadline_ms))
                 await asyncio.to_thread(keep_current, failure, why)
             if age.due(records, snapshot_s, time.monotonic()):

@@ -33,6 +33,8 @@ from sluice.state.model import GenerationRef
 _LONGEST_PAUSE_S = 5.0
 _LONGEST_BACK_OFF_S = 3_600.0
 """The longest time between two runs for the same records."""
+_TEXT_SECONDS = 10.0
+"""The shortest time between two changes of a failure's text."""
 _NOTICEABLE_S = 2.0
 """A time that the ledger has is changed if it is off by more than this."""
 
@@ -246,6 +248,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.min_interval_seconds = min_interval_seconds
         self._watch: Watch | None = None
         self._held = HeldPartitions()
+        self._next_text = 0.0
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -345,10 +348,22 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         return seen
 
     async def _note(self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]) -> None:
-        """Record a failure in the ledger once, and remove it when it has passed."""
-        if (failure is None) == (kind not in recorded):
-            return
-        await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
+        """Record a failure in the ledger, keep its text current, and remove it when it has passed."""
+        known = recorded.get(kind)
+        if failure is None or known is None:
+            if failure is not known:
+                await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
+        # Airflow's API server knows more about a missing slot than this trigger does.
+        elif kind != "slot" and failure.detail != known.detail and self._may_change_text():
+            await asyncio.to_thread(_change_failure, known, detail=failure.detail)
+
+    def _may_change_text(self) -> bool:
+        """Whether the text of a failure may change now, which would be too often if each new record changed it."""
+        now = time.monotonic()
+        if now < self._next_text:
+            return False
+        self._next_text = now + _TEXT_SECONDS
+        return True
 
     async def _note_next_run(self, failed: Failure | None, pause: BackOff | None) -> None:
         """Record when the next run starts, if the last one has failed and Airflow does not repeat it."""

@@ -14,11 +14,13 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
 from sluice.errors import EngineError
+from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import gauges
 from sluice.observe.monitoring import LedgerFigures
 from sluice.orchestration.alerts import check_age
 from sluice.orchestration.dags import Alerts, pipeline_dags
 from sluice.orchestration.deadlines import Age, OverdueTrigger, alert_overdue
+from sluice.orchestration.watch import Observation
 from sluice.settings import settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
@@ -181,6 +183,37 @@ def test_the_alert_says_why_the_lag_is_unknown() -> None:
     assert alerted == (
         "For 10 min, it has been unknown whether there are unread records (no broker), and snapshot 1.0 is older."
     )
+
+
+class Enough(Exception):
+    """Ends a trigger, which otherwise looks for ever."""
+
+
+def test_a_recorded_alert_says_how_many_records_are_unread_now() -> None:
+    publish(11)
+    check()
+
+    class Looking(OverdueTrigger):
+        def __init__(self) -> None:
+            super().__init__("orders", ["t"], 10 * MINUTE, poll_seconds=0.01)
+            self.looks = 0
+
+        async def _look(self, *_: object) -> Observation:
+            self.looks += 1
+            if self.looks > 1:
+                raise Enough
+            return Observation(Lag({"t": {0: 1_200}}, {}, {}), None, datetime.now(UTC), {"overdue": recorded()})
+
+    def recorded() -> Failure:
+        with Ledger.open(settings().ledger) as ledger:
+            (failure,) = ledger.failures.all()
+        return failure
+
+    before = recorded()
+    with pytest.raises(Enough):
+        asyncio.run(anext(Looking().run()))
+    assert recorded().detail == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
+    assert (recorded().at, recorded().next_step) == (before.at, before.next_step)
 
 
 def publish(minutes: int | None) -> None:

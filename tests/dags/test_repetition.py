@@ -12,6 +12,8 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException
 
 from sluice.errors import EngineError, SettingsError
+from sluice.kafka.unread_records import Lag
+from sluice.observe.health import held_failure
 from sluice.orchestration.operator import SluiceOperator
 from sluice.orchestration.repetition import AttemptEnded, Repetition, delay_after
 from sluice.orchestration.trigger import BackOff, KafkaEndOffsetTrigger
@@ -69,6 +71,23 @@ def test_the_failure_of_another_run_stays_as_it_is() -> None:
 def test_delays_double_up_to_five_minutes() -> None:
     for number, least in ((1, 10), (2, 20), (3, 40), (9, 300)):
         assert least <= delay_after(number).total_seconds() <= min(2 * least, 300)
+
+
+def test_the_number_of_records_that_a_transaction_holds_back_is_kept_current() -> None:
+    trigger = KafkaEndOffsetTrigger("orders", ["orders"])
+    begun = datetime.now(UTC) - timedelta(seconds=90)
+
+    def looks(last: int) -> Failure:
+        held = held_failure("orders", Lag({"orders": {0: 5}}, {}, {}, {"orders": {0: last}}), begun)
+        with Ledger.open(settings().ledger) as ledger:
+            recorded = {each.kind: each for each in ledger.failures.of("orders")}
+        asyncio.run(trigger._note("held", held, recorded))
+        return failure()
+
+    assert looks(7).detail == "It holds back 2 records of orders/0."
+    assert looks(9).detail == "It holds back 4 records of orders/0."
+    assert looks(12).detail == "It holds back 4 records of orders/0.", "not with each record"
+    assert failure().at == begun
 
 
 def test_the_trigger_says_when_the_next_run_starts() -> None:
