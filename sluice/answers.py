@@ -108,10 +108,11 @@ class Groups(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChangedKey(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key whose value was changed or deleted; in a windowed store also the window's start."""
+    """A key whose value was changed or deleted; in a windowed store also the window's bounds."""
 
     key: str
     start: datetime | None = None
+    end: datetime | None = None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -469,6 +470,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str
     kind: Literal["changed", "missing", "added"]
     start: datetime | None = None
+    end: datetime | None = None
     before: Any = None
     after: Any = None
 

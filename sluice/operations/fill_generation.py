@@ -30,7 +30,7 @@ from sluice.plan import Job
 from sluice.plan.operator_parameters import Suppress
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationInfo, StoreInfo
+from sluice.state.model import EntryId, GenerationInfo, StoreInfo
 from sluice.state.remote.copying import NewShard, in_pages, newest_rows, newest_states
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.checksums import row_digest, state_digest
@@ -274,18 +274,19 @@ def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> It
         if shard is not None:
             # Each row is paired with the number of its input.
             sources.append(zip(repeat(number), newest_rows(shard, source.group)))
-    for (key, begin), same in groupby(heapq.merge(*sources, key=_place), _place):
+    for entry_id, same in groupby(heapq.merge(*sources, key=_entry_id), _entry_id):
         rows = dict(same)
         value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
         # Kept rows keep the batch that wrote them. Computed rows count as written by the newest
         # batch.
         newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
-        row = (group.number, key, begin, next(iter(rows.values())).window_end, value)
+        row = (group.number, *entry_id, value)
         yield Version(*row[:4], newest, value, row_digest(row))
 
 
-def _place(row: tuple[int, Version]) -> tuple[str, int]:
-    return row[1].key, row[1].window_start
+def _entry_id(row: tuple[int, Version]) -> EntryId:
+    _, version = row
+    return version.key, version.window_start, version.window_end
 
 
 def _renumber(state: StateVersion, operator: int, batch: int) -> StateVersion:

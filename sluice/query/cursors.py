@@ -25,6 +25,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     snapshot: str
     key: str
     window_start: int
+    window_end: int
 
 
 def write_cursor(cursor: Cursor, secret: bytes) -> str:

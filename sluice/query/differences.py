@@ -13,6 +13,7 @@ from sluice.answers import unavailable
 from sluice.errors import Incomplete, TooSlow
 from sluice.query.reader import Reader
 from sluice.query.results import Pin
+from sluice.state.model import EntryId
 from sluice.state.queries.entries import Entry
 
 _DIFF_SECONDS = 30.0
@@ -33,6 +34,7 @@ class Difference:
     kind: Kind
     key: str
     window_start: int
+    window_end: int
     before: msgspec.Raw | None
     after: msgspec.Raw | None
 
@@ -55,7 +57,7 @@ class Differences:
         if number <= most_examples and entry is not None:
             old_value = None if old is None else old.value
             new_value = None if new is None else new.value
-            self.examples.append(Difference(kind, entry.key, entry.window_start, old_value, new_value))
+            self.examples.append(Difference(kind, *entry.id, old_value, new_value))
 
 
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
@@ -84,25 +86,19 @@ async def _pairs(
     old, new = await anext(before, None), await anext(after, None)
     while old is not None or new is not None:
         # As in a merge of two sorted lists: the smaller of both entries has no partner.
-        if new is None or (old is not None and _place(old) < _place(new)):
+        if new is None or (old is not None and old.id < new.id):
             yield "missing", old, None
             old = await anext(before, None)
-        elif old is None or _place(new) < _place(old):
+        elif old is None or new.id < old.id:
             yield "added", None, new
             new = await anext(after, None)
         else:
-            # A session can have the same start and value, but another end.
-            is_same = bytes(old.value) == bytes(new.value) and old.window_end == new.window_end
-            yield None if is_same else "changed", old, new
+            yield None if bytes(old.value) == bytes(new.value) else "changed", old, new
             old, new = await anext(before, None), await anext(after, None)
 
 
-def _place(entry: Entry) -> tuple[str, int]:
-    return entry.key, entry.window_start
-
-
 async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
-    after: tuple[str, int] | None = None
+    after: EntryId | None = None
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)
         reasons = unavailable(page.workers)

@@ -17,7 +17,7 @@ from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
 from sluice.query.scan_slots import Gate
 from sluice.query.workers import ServedLocation, Workers
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import NO_WINDOW, WorkerInfo, owner
+from sluice.state.model import NO_WINDOW, EntryId, WorkerInfo, owner
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest
 from sluice.state.queries.entries import Entry
 from sluice.state.queries.worker_queries import (
@@ -120,7 +120,7 @@ class Reader:
         pin: Pin,
         within: Range = EVERYTHING,
         *,
-        after: tuple[str, int] | None = None,
+        after: EntryId | None = None,
         limit: int = 1_000,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
@@ -132,7 +132,7 @@ class Reader:
             entries = await asyncio.to_thread(_merge_entries, pages, limit + 1)
         else:
             entries = _merge_entries(pages, limit + 1)
-        next_after = _order(entries[limit - 1]) if len(entries) > limit else None
+        next_after = entries[limit - 1].id if len(entries) > limit else None
         return Page(pin, statuses, entries[:limit], next_after)
 
     async def all(
@@ -206,7 +206,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """The keys and window starts that batches have changed, from the batch after `since` to the snapshot of `pin`.
+        """The keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
         Raises Gone if retention has removed the snapshot `since`, because the rows that later batches deleted are then
         gone, too.
@@ -300,10 +300,6 @@ def _merge_groups(
     return aggregates.groups(order, limit)
 
 
-def _order(entry: Entry) -> tuple[str, int]:
-    return entry.key, entry.window_start
-
-
 def _merge_entries(pages: list[list[Entry]], limit: int) -> list[Entry]:
     # Each page is sorted already, and Python's sort is fast if a list consists of sorted parts.
-    return sorted(chain.from_iterable(pages), key=_order)[:limit]
+    return sorted(chain.from_iterable(pages), key=lambda entry: entry.id)[:limit]

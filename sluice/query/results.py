@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sluice.answers import WorkerStatus, is_partial
-from sluice.state.model import GenerationInfo, Snapshot, StoreInfo, WorkerInfo
+from sluice.state.model import EntryId, GenerationInfo, Snapshot, StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import Group
 from sluice.state.queries.entries import Entry
 
@@ -71,7 +71,7 @@ class Answer(Result):
 class Page(Answer):
     """One page of entries; the next page begins after `after`, which is None on the last page."""
 
-    after: tuple[str, int] | None
+    after: EntryId | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Combined(Result):
 
 @dataclass(frozen=True)
 class Changes(Result):
-    """The sorted keys and window starts that changed since an earlier batch; `more` if some are left out."""
+    """The sorted keys and windows that changed since an earlier batch; `more` if some are left out."""
 
-    keys: list[tuple[str, int]]
+    keys: list[EntryId]
     more: bool

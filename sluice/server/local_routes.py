@@ -26,7 +26,7 @@ from sluice.api.http.problems import problem, problem_of
 from sluice.errors import NotFound, QueryError, SluiceError
 from sluice.query.scan_slots import Gate
 from sluice.server.served_shards import ServedShards
-from sluice.state.model import GenerationRef, StateRow
+from sluice.state.model import EntryId, GenerationRef, StateRow
 from sluice.state.queries.worker_queries import AnyQuery
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import drop
@@ -34,7 +34,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_tuples import Row, RowId
+from sluice.state.shard.row_tuples import Row, RowId, VersionId
 from sluice.state.shard.shard import Checksums, Journal, Version
 from sluice.state.shard.sizes import size_of
 
@@ -84,7 +84,7 @@ class _Page(msgspec.Struct, frozen=True):
     group_id: int
     as_of: int
     within: Range
-    after: tuple[str, int] | None
+    after: EntryId | None
     limit: int
     checked: bool = False
 
@@ -262,7 +262,7 @@ class LocalApp:
 
     async def _versions(self, request: Request) -> Response:
         since, after, limit = _decode(
-            msgspec.json.Decoder(tuple[int, tuple[int, str, int, int] | None, int]),
+            msgspec.json.Decoder(tuple[int, VersionId | None, int]),
             await _body(request),
         )
         return _msgpack_response(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,13 @@ StoreKind = Literal["key-value", "window", "global"]
 NO_WINDOW = -1
 """`window_start` and `window_end` of a state row without a window. No window starts at this time:
 windows of a time zone, which can start before 0, start at whole seconds."""
+
+EntryId: TypeAlias = tuple[str, int, int]
+"""The fields that identify a row of a store: key, window start, window end.
+
+A window needs its end, too: where each session ever sent has a row of its own, sessions of a key
+can have the same start.
+"""
 
 
 class GenerationRef(msgspec.Struct, frozen=True):
@@ -170,6 +177,10 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
     window_end: int
     value: str | None
     """JSON array with one value per store of the aggregation group; None is a tombstone."""
+
+    @property
+    def entry_id(self) -> EntryId:
+        return self.key, self.window_start, self.window_end
 
 
 def owner(key: str, workers: int) -> int:

@@ -38,7 +38,6 @@ from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versions import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
-    require_distinct_sessions,
     require_plain_keys,
     require_same_windows,
 )
@@ -942,7 +941,6 @@ class Stream(Handle[V]):
         if history_ms is not None or expiry is not None:
             require_plain_keys(where, [self.node])
         require_no_versions(where, history_ms, expiry)
-        require_distinct_sessions(self._where("to_table"), self.node, deletes=True)
         self.pipeline.claim("store", store)
         node = self.pipeline.add(
             nodes.ToTable,
@@ -1018,10 +1016,7 @@ class Stream(Handle[V]):
 
         To group by the key without its window, write `group_by("_key")`.
         """
-        by_window = nodes.window_of(self.node) is not None
-        if by_window:
-            require_distinct_sessions(self._where("group_by_key"), self.node, deletes=False)
-        return GroupedStream(self, "_key", None, by_window=by_window)
+        return GroupedStream(self, "_key", None, by_window=nodes.window_of(self.node) is not None)
 
     @overload
     def group_by(self, key: str | Sequence[str] | Callable[[V], object]) -> GroupedStream[V]: ...

@@ -51,23 +51,6 @@ def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
             raise TopologyError(f"{where}: the keys of {nodes.known_name(node)} have windows.", next_step=_MAKE_PLAIN)
 
 
-def require_distinct_sessions(where: str, node: nodes.Node, *, deletes: bool) -> None:
-    """Raise TopologyError if a store would need rows for several sessions that have the same key and start.
-
-    A session that grows gets a new key, and the old key is deleted. `deletes` says whether the store sees deletions.
-    """
-    if not isinstance(nodes.window_of(node), SessionWindow):
-        return
-    steps = nodes.upstream(node)
-    is_final = any(map(_sends_only_final_results, steps))
-    sees_deletions = deletes and isinstance(node, nodes.ToStream)
-    if any(map(_is_outer_join, steps)) or not (is_final or sees_deletions):
-        raise TopologyError(
-            f"{where}: a session gets a new key whenever it grows, and a store has one row for each key and start.",
-            next_step='Aggregate the sessions with emit="window_close" first, or group by an expression.',
-        )
-
-
 def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node) -> None:
     """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
     window = nodes.window_of(node)
@@ -81,11 +64,3 @@ def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | Non
                 f"{where}: {wrong.__name__} does not fit the window {window}.",
                 next_step=f"Use {right.__name__}, as consumers do for this kind of window.",
             )
-
-
-def _sends_only_final_results(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Suppress) and node.until != "time_limit" and node.early_ms is None
-
-
-def _is_outer_join(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Join) and node.how == "outer"

@@ -115,8 +115,7 @@ TimeWindow: TypeAlias = Window | CalendarWindow
 class CustomWindow:
     """Windows `[start, end)` that an author's function gives for a record's time.
 
-    The function takes the time and returns pairs of start and end. It must always return the same
-    end with a start. Windows accept records until end + grace.
+    The function takes the time and returns pairs of start and end. Windows accept records until end + grace.
     """
 
     function: Reference
@@ -152,8 +151,8 @@ class CustomWindow:
                         "a window is (start, end) in epoch ms, with 0 <= start <= time < end"
                     )
         windows.sort()
-        if len({start for start, _ in windows}) < len(windows):
-            raise ValueError(f"the window function returned several windows with one start for {time}: {windows}")
+        if len({*windows}) < len(windows):
+            raise ValueError(f"the window function returned a window twice for {time}: {windows}")
         return windows
 
     def __str__(self) -> str:

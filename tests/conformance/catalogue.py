@@ -213,8 +213,6 @@ def _regrouped(nodes: Nodes, node: Values) -> Values:
 
 def _by_window(nodes: Nodes, node: Values) -> Values:
     """The updates of a windowed table counted by key and window."""
-    if any(step.startswith("session") for step in node.steps):
-        raise Unfit("sessions with the same start would have one row")
     stream = nodes.add("to_stream", **{"in": node.id}, keep_window=True)
     made = nodes.add("aggregate", **{"in": stream}, aggs=[{"name": "c", "fn": "count"}])
     text = ["str", ["mod", ["field", "c"], _const(3)]]

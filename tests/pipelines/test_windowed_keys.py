@@ -95,6 +95,53 @@ def test_a_stream_with_windowed_keys_is_grouped_by_key_and_window(drive: Drive, 
     assert driver.store("labels")["cart", *second] == ["cart 00:01:00 60 1", "cart 00:01:00 60 2"]
 
 
+def sessions(pipeline: Pipeline, topic: str = "visits") -> Table[int]:
+    """The visits of each page and session."""
+    pages = pipeline.stream(topic, value=str).group_by_key()
+    return pages.windowed_by(session("10 seconds")).count(store=f"{topic}_per_session")
+
+
+@cuts
+def test_each_session_that_was_sent_is_a_key_with_its_end(drive: Drive, cut: bool) -> None:
+    """A session that grows keeps its start, so only its end tells its old key from the new one."""
+    pipeline = Pipeline("sessions")
+    stream = sessions(pipeline).to_stream()
+    results = stream.filter("value IS NOT NULL")
+    results.group_by_key().count(store="results")
+    results.to_table(store="ever_sent")
+    stream.to_table(store="latest")
+    grown = results.group_by_key().aggregate(list, labelled, store="labels", returns=list[str])
+    grown.to("labels", key=windowed_json)
+    driver = drive(pipeline)
+    fill(driver, cut)
+    home, cart = (1_000, 1_000), (2_000, 2_000)
+    assert driver.store("visits_per_session") == driver.store("latest") == {
+        ("home", 1_000, 3_000): 2, ("cart", *cart): 1, ("home", 61_000, 61_000): 1, ("cart", 62_000, 63_000): 2,
+    }  # fmt: skip
+    ever = {("home", *home): 1, ("cart", 62_000, 62_000): 1}
+    assert driver.store("ever_sent") == driver.store("latest") | ever
+    assert driver.store("results") == dict.fromkeys(driver.store("ever_sent"), 1)
+    assert driver.store("labels")["home", *home] == ["home 00:00:01 0 1"]
+    assert driver.store("labels")["home", 1_000, 3_000] == ["home 00:00:01 2 2"]
+    keys = [record.key for record in driver.output("labels") if record.headers["window_start"] == "1000"]
+    assert keys == [windowed_json(windowed_home(*bounds)).decode() for bounds in (home, (1_000, 3_000))]
+
+
+@cuts
+def test_tables_of_the_same_session_are_joined(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("joined_sessions")
+    seen, sold = sessions(pipeline), sessions(pipeline, "sales")
+    seen.outer_join(sold).select(pair="array(left, right)").to_stream().to_table(store="pairs")
+    seen.join(sold).to_stream().group_by_key().count(store="both")
+    driver = drive(pipeline)
+    for topic, at in (("visits", 1), ("sales", 1), ("visits", 3), ("visits", 5), ("sales", 5)):
+        driver.pipe(topic, "v", key="home", timestamp=at * 1_000)
+        if cut:
+            driver.commit()
+    assert driver.store("pairs") == {("home", 1_000, 5_000): {"pair": [3, 2]}}
+    assert driver.store("both") == {("home", 1_000, 1_000): 1, ("home", 1_000, 5_000): 1}
+
+
 def labelled(key: Windowed[str], labels: list[str], value: int) -> list[str]:
     return [*labels, label(key, value)]
 
@@ -168,13 +215,6 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     "a join of two streams": (
         lambda p: minutes(p).merge(p.stream("b", value=int).map_values("value")),
         r"merge at .*: the keys of a_per_minute have windows, and the other keys do not",
-    ),
-    "growing sessions in a store": (
-        lambda p: (
-            p.stream("b", value=str).group_by_key().windowed_by(session("1 minute")).count(store="s")
-            .to_stream().group_by_key()
-        ),
-        r"a session gets a new key whenever it grows.*emit=\"window_close\"",
     ),
     "bytes of another window": (
         lambda p: visits(p, "a").to("out", key=session_windowed_bytes),

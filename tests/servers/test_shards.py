@@ -38,14 +38,14 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
             shard.write_rows(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
         )
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
-        ((*before, digest),) = shard.rows_before(1, [(0, "a", -1), (0, "c", -1)], 1)
+        ((*before, digest),) = shard.rows_before(1, [(0, "a", -1, -1), (0, "c", -1, -1)], 1)
         assert tuple(before) == (0, "a", -1, -1, "[1]")
         assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=lambda: digest) == 1
         shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
         assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")]
-        assert shard.scan(0, 1, after=("a", NO_WINDOW)) == [StateRow(0, "b", NO_WINDOW, NO_WINDOW, "[2]")]
+        assert shard.scan(0, 1, after=("a", NO_WINDOW, NO_WINDOW)) == [StateRow(0, "b", NO_WINDOW, NO_WINDOW, "[2]")]
         assert [len(shard.scan(1, batch)) for batch in (0, 1)] == [1, 0]
 
         states = shard.read_states(7, ["a", "b", "c"], 1, 1)

@@ -212,7 +212,7 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
         pipeline=pin.store.pipeline,
         store=pin.store.name,
         snapshot=snapshot_answer(pin.snapshot),
-        changed=[answers.ChangedKey(key, window_time(start)) for key, start in changes.keys],
+        changed=[answers.ChangedKey(key, window_time(start), window_time(end)) for key, start, end in changes.keys],
         more=changes.more,
         workers=changes.workers,
     )

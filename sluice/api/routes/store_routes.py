@@ -32,7 +32,7 @@ from sluice.query.differences import compare
 from sluice.query.fields import require_field
 from sluice.query.reader import MANY
 from sluice.query.time_texts import parse_time
-from sluice.state.model import StoreInfo, WorkerInfo
+from sluice.state.model import EntryId, StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import GROUPINGS
 from sluice.state.shard.ranges import Range
 
@@ -206,7 +206,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
     access.require_change([pin])
 
     async def read_page() -> Payload:
-        after = (cursor.key, cursor.window_start) if cursor else None
+        after = (cursor.key, cursor.window_start, cursor.window_end) if cursor else None
         page = await access.reader.scan(
             pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
         )
@@ -265,8 +265,8 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
     differences = await compare(access.reader, before, after)
     examples: list[answers.Difference] = []
     for example in differences.examples:
-        start = window_time(example.window_start)
-        examples.append(answers.Difference(example.key, example.kind, start, example.before, example.after))
+        start, end = window_time(example.window_start), window_time(example.window_end)
+        examples.append(answers.Difference(example.key, example.kind, start, end, example.before, example.after))
     return reply(
         answers.Diff(
             pipeline=before.store.pipeline,
@@ -325,7 +325,7 @@ async def _cursor(access: Access, query: PageQuery) -> Cursor | None:
     return cursor
 
 
-async def _next_cursor(access: Access, pin: Pin, after: tuple[str, int]) -> str:
+async def _next_cursor(access: Access, pin: Pin, after: EntryId) -> str:
     cursor = Cursor(pin.store.pipeline, pin.store.name, pin.snapshot.id, *after)
     return write_cursor(cursor, await access.state.secret(SECRET))
 

@@ -73,4 +73,4 @@ def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
     # The values go into records for topics, so the rows' checksums are verified.
     while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
         values.update((row.key, row.value) for row in page if row.value is not None)
-        after = (page[-1].key, page[-1].window_start)
+        after = page[-1].entry_id

@@ -173,10 +173,10 @@ class ShardWriter:
             # times as much memory.
             while page := list(islice(merged, _PAGE_ROWS)):
                 # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
-                stored = shard.rows_before(batch, [row[:3] for row in page], self.epoch)
-                before = {old[:3]: old for old in stored}
+                stored = shard.rows_before(batch, [row[:4] for row in page], self.epoch)
+                before = {old[:4]: old for old in stored}
                 for number, row in enumerate(page if before else ()):
-                    if (old := before.get(row[:3])) is not None:
+                    if (old := before.get(row[:4])) is not None:
                         page[number] = self._sum(old[:5], row)
                         replaced += old[5]
                 changes.append(self._change_rows(worker, [row for row in page if row[0] in wanted]))
@@ -193,7 +193,7 @@ class ShardWriter:
         last: Row | None = None
         last_id: RowId | None = None
         for row in rows:
-            row_id = row[:3]
+            row_id = row[:4]
             if last is None:
                 last = row
             elif row_id == last_id:
@@ -254,7 +254,7 @@ def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 def _last_rows(changes: pa.Table) -> pa.ChunkedArray:
     """The index of the last change of each row of a store."""
-    identity = ["group_id", "key", "window_start"]
+    identity = ["group_id", "key", "window_start", "window_end"]
     numbered = changes.select(identity).append_column("row", pa.array(np.arange(len(changes))))
     return numbered.group_by(identity, use_threads=False).aggregate([("row", "max")]).column("row_max")
 

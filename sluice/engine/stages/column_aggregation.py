@@ -325,10 +325,12 @@ class ColumnAggregation:
             self.run.states[key][int(results.starts[number])] = int(results.times[number]), aggregate
             values[number] = calculation.result(aggregate)
         results.values = pa.array(values, pa.string())
-        # A result's key includes the session's bounds: if its start changes, a tombstone deletes the old key.
-        replaced = [window for window in held_windows if window[1] != results.starts[window[3]]]
-        if replaced:
-            output.add_rows(self._tombstones(replaced))
+        if are_sessions:
+            # A result's key includes the session's bounds: if they change, a tombstone deletes the old key.
+            new_bounds = list(zip(results.starts.tolist(), results.ends.tolist(), strict=True))
+            replaced = [window for window in held_windows if window[1:3] != new_bounds[window[3]]]
+            if replaced:
+                output.add_rows(self._tombstones(replaced))
         return is_merged
 
     def _tombstones(self, sessions: Sequence[tuple[str, int, int, int]]) -> pa.RecordBatch:

@@ -411,7 +411,7 @@ class StageOutput:
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
         table = pa.Table.from_batches([batch]).take(pa.array(stored))
-        state_row = [ranks(table.column(name)) for name in ("window_start", "key", "target")]
+        state_row = [ranks(table.column(name)) for name in ("window_end", "window_start", "key", "target")]
         order = np.lexsort([*position_keys(table), *state_row])
         differs = np.zeros(len(order), bool)
         for numbers in state_row:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from sluice.errors import QueryError
+from sluice.state.model import EntryId
 from sluice.state.queries.entries import Entry
 from sluice.values.field_paths import names_of
 
@@ -137,11 +138,11 @@ def number_at(entry: Entry, field: str) -> Decimal | None:
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
     """The entries with the largest numbers, or the smallest. Ties are sorted by key and window."""
 
-    def order(entry: Entry) -> tuple[Decimal, str, int]:
+    def order(entry: Entry) -> tuple[Decimal, EntryId]:
         number = number_at(entry, field) or Decimal(0)
         # `copy_negate` keeps all digits of a number, while `-` and multiplication round to 28
         # digits.
-        return number if smallest else number.copy_negate(), entry.key, entry.window_start
+        return number if smallest else number.copy_negate(), entry.id
 
     return heapq.nsmallest(limit, entries, key=order)
 

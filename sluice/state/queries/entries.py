@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from sluice.errors import QueryError, StateError
+from sluice.state.model import EntryId
 
 T = TypeVar("T")
 
@@ -23,6 +24,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     window_end: int
     value: msgspec.Raw
     """The JSON exactly as published: 27.00 stays 27.00."""
+
+    @property
+    def id(self) -> EntryId:
+        return self.key, self.window_start, self.window_end
 
     def decode(self, kind: type[T]) -> T:
         """The value, decoded to a type that msgspec supports.

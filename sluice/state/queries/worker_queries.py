@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.state.model import StateRow
+from sluice.state.model import EntryId, StateRow
 from sluice.state.queries.aggregates import Aggregates, Group, largest, number_at
 from sluice.state.queries.entries import Entry, store_value
 from sluice.state.shard.local_shard import FEW_KEYS, LocalShard
@@ -78,10 +78,10 @@ class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
 
 
 class Scan(Query[list[Entry]], frozen=True, tag=True):
-    """A page of entries sorted by key and window start, starting after `after`."""
+    """A page of entries sorted by key and window, starting after `after`."""
 
     within: Range
-    after: tuple[str, int] | None
+    after: EntryId | None
     limit: int
 
     def execute(self, shard: LocalShard) -> list[Entry]:
@@ -146,13 +146,13 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
         return top
 
 
-class Changed(Query[list[tuple[str, int]]], frozen=True, tag=True):
-    """The keys and window starts of the rows that changed after batch `since`, up to `as_of`."""
+class Changed(Query[list[EntryId]], frozen=True, tag=True):
+    """The keys and windows of the rows that changed after batch `since`, up to `as_of`."""
 
     since: int
     limit: int
 
-    def execute(self, shard: LocalShard) -> list[tuple[str, int]]:
+    def execute(self, shard: LocalShard) -> list[EntryId]:
         return shard.changed_keys(self.group_id, self.since, self.as_of, self.limit)
 
 
@@ -165,7 +165,7 @@ RESULTS: dict[str, msgspec.json.Decoder[object]] = {
     "Count": msgspec.json.Decoder(int),
     "Aggregate": msgspec.json.Decoder(list[Group]),
     "Top": msgspec.json.Decoder(list[Entry]),
-    "Changed": msgspec.json.Decoder(list[tuple[str, int]]),
+    "Changed": msgspec.json.Decoder(list[EntryId]),
 }
 """Name of a query's class → decoder of its result from a state server."""
 
@@ -174,7 +174,7 @@ def _pages(
     query: Query[T],
     shard: LocalShard,
     within: Range,
-    after: tuple[str, int] | None = None,
+    after: EntryId | None = None,
     size: int = _PAGE,
 ) -> Iterator[list[Entry]]:
     """All entries of the range, page by page."""
@@ -183,5 +183,5 @@ def _pages(
         yield query.entries(state_rows)
         if len(state_rows) < size:
             return
-        after = state_rows[-1].key, state_rows[-1].window_start
+        after = state_rows[-1].entry_id
         check_deadline()

@@ -275,7 +275,7 @@ class SourceShard:
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
     """The newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
-    for _, row_versions in groupby(versions, lambda version: (version.group_id, version.key, version.window_start)):
+    for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions
         if newest.value is not None:
             yield newest

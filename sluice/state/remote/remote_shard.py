@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import StateError, Unreachable
-from sluice.state.model import StateRow
+from sluice.state.model import EntryId, StateRow
 from sluice.state.remote.connection import (
     NotAStateServer,
     call_limits,
@@ -22,7 +22,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     Checksums,
@@ -228,7 +228,7 @@ class RemoteShard(Shard):
         as_of: int,
         within: Range = EVERYTHING,
         *,
-        after: tuple[str, int] | None = None,
+        after: EntryId | None = None,
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
@@ -259,7 +259,7 @@ class RemoteShard(Shard):
     def row_versions(
         self,
         since: int,
-        after: tuple[int, str, int, int] | None,
+        after: VersionId | None,
         limit: int,
     ) -> list[Version]:
         content = msgspec.json.encode([since, after, limit])

@@ -22,8 +22,9 @@ _DELETE_HORIZONS = """DELETE FROM horizons WHERE group_id = ? AND (
 _ENDED_WINDOWS = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
     WHERE group_id = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ? AND window_end < ? AND batch <= ?
     AND NOT EXISTS (SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key
-        AND n.window_start = c.window_start AND n.batch > c.batch AND n.batch <= ?)"""
-_DELETE_VERSION = "DELETE FROM state_rows WHERE group_id = ? AND key = ? AND window_start = ? AND batch = ?"
+        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)"""
+_DELETE_VERSION = """DELETE FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch = ?"""
 _COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
 
@@ -55,6 +56,6 @@ def expire(
             )
     # If the batch has also changed an expired window, the window already has a version of this
     # batch, which the tombstone replaces.
-    removed = driver.execute_many(_DELETE_VERSION, [(*row[:3], batch) for row in expired])
+    removed = driver.execute_many(_DELETE_VERSION, [(*row[:4], batch) for row in expired])
     driver.insert("state_rows", _COLUMNS, [(*row[:4], None, 0, batch) for row in expired])
     return expired, len(expired) - removed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from sluice.errors import DamagedState, EngineError, LeaseError, Refused
-from sluice.state.model import NO_WINDOW, StateRow
+from sluice.state.model import NO_WINDOW, EntryId, StateRow
 from sluice.state.shard import answer_rows as recorded_answers
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
@@ -22,7 +22,7 @@ from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     STATE_ROWS,
@@ -37,8 +37,8 @@ from sluice.state.shard.shard import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SORT = ("group_id", "key", "window_start")
-_ID_OF_ROW = itemgetter(0, 1, 2)
+_SORT = ("group_id", "key", "window_start", "window_end")
+_ID_OF_ROW = itemgetter(0, 1, 2, 3)
 _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
@@ -47,7 +47,8 @@ _PAGE_ROWS = 20_000
 _READ_AT_BEGIN = 100_000
 """When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it
 reads only the rows that it uses."""
-_BEGIN, _END = (-1, "", NO_WINDOW, -1), (2**31 - 1, "", NO_WINDOW, -1)
+_BEGIN: VersionId = (-1, "", NO_WINDOW, NO_WINDOW, -1)
+_END: VersionId = (2**31 - 1, "", NO_WINDOW, NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
 _ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
 
@@ -126,7 +127,7 @@ class LocalShard(Shard):
                 # a key together.
                 chunk.sort(key=_ID_OF_ROW)
                 if replaced is None and checksum_before is not None:
-                    before = self._driver.versions_before(batch, [row[:3] for row in chunk])
+                    before = self._driver.versions_before(batch, [row[:4] for row in chunk])
                     total -= sum(_checked_digest(*row) for row in before)
                 digests = [row_digest(row) for row in chunk]
                 total += sum(digests)
@@ -364,10 +365,10 @@ class LocalShard(Shard):
         _require_checksum(operator_states.total(self._driver, as_of, _PAGE_ROWS), expected, "operator states")
 
     def _rows_as_of(self, as_of: int) -> Iterator[tuple[Any, ...]]:
-        position: tuple[Any, ...] = (-1, "", NO_WINDOW)
+        position: tuple[Any, ...] = _BEGIN[:4]
         while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
             yield from page
-            position = page[-1][:3]
+            position = page[-1][:4]
 
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
         """The checksum of an operator's states, or of the state rows, at batch `as_of`; None if there is no batch."""
@@ -378,9 +379,9 @@ class LocalShard(Shard):
         """Batch → number of state rows written."""
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
-    def get(self, group_id: int, key: str, as_of: int, window_start: int = NO_WINDOW) -> str | None:
-        """The value of a state row as of a batch; None if it has none."""
-        rows = self._driver.fetch(statements.VALUE_AS_OF, (group_id, key, window_start, as_of))
+    def get(self, group_id: int, key: str, as_of: int) -> str | None:
+        """The value of a key without windows as of a batch; None if it has none."""
+        rows = self._driver.fetch(statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of))
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
@@ -405,9 +406,10 @@ class LocalShard(Shard):
         since: int,
         until: int,
         limit: int,
-    ) -> list[tuple[str, int]]:
-        """The sorted keys and window starts of state rows that changed in the batches after `since` up to `until`."""
-        return [(key, start) for key, start in self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))]
+    ) -> list[EntryId]:
+        """The sorted ids of the state rows that changed in the batches after `since` up to `until`."""
+        rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
+        return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
@@ -422,14 +424,14 @@ class LocalShard(Shard):
         as_of: int,
         within: Range = EVERYTHING,
         *,
-        after: tuple[str, int] | None = None,
+        after: EntryId | None = None,
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
         where, values = conditions(within, after)
         sql = (
             f"SELECT key, window_start, window_end, value, digest {statements.ROWS_AS_OF}{where} "
-            "ORDER BY key, window_start LIMIT ?"
+            "ORDER BY key, window_start, window_end LIMIT ?"
         )
         rows = self._driver.fetch(sql, (group_id, as_of, as_of, *values, limit))
         for row in rows if checked else ():
@@ -464,7 +466,7 @@ class LocalShard(Shard):
     def row_versions(
         self,
         since: int,
-        after: tuple[int, str, int, int] | None,
+        after: VersionId | None,
         limit: int,
     ) -> list[Version]:
         return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.operator_states import StateVersion
+from sluice.state.shard.row_tuples import VersionId
 from sluice.state.shard.shard import Shard, Version
 
 PAGE = 20_000
@@ -18,20 +19,20 @@ def pages_of_versions(
     shard: Shard,
     since: int = 0,
     group: int | None = None,
-    after: tuple[int, str, int, int] | None = None,
+    after: VersionId | None = None,
 ) -> Iterator[list[Version]]:
     """The versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
 
-    With `after` (group, key, window start, batch), only the versions that come after it.
+    With `after`, only the versions that come after it.
     """
     if group is not None:
-        after = group, "", _BEFORE_ALL_WINDOWS, -1
+        after = group, "", _BEFORE_ALL_WINDOWS, _BEFORE_ALL_WINDOWS, -1
     while page := shard.row_versions(since, after, PAGE):
         if group is not None and page[-1].group_id != group:
             yield [version for version in page if version.group_id == group]
             return
         yield page
-        after = page[-1].group_id, page[-1].key, page[-1].window_start, page[-1].batch
+        after = page[-1].id
 
 
 def pages_of_states(

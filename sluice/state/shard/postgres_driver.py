@@ -21,9 +21,11 @@ from sluice.state.time_limits import check_deadline, held, seconds_left, too_slo
 if TYPE_CHECKING:
     import psycopg
 
-_BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[]) AS n (group_id, key, window_start),
+_BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[], %s::bigint[])
+    AS n (group_id, key, window_start, window_end),
     LATERAL (SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
-        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start AND c.batch < %s
+        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start
+        AND c.window_end = n.window_end AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 
 _SESSION = """SET search_path TO {schema}; SET idle_in_transaction_session_timeout = {silent};
@@ -212,10 +214,8 @@ class PostgresDriver(Driver):
 
     @override
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
-        group_ids = [group_id for group_id, _, _ in rows]
-        keys = [key for _, key, _ in rows]
-        starts = [start for _, _, start in rows]
-        yield from self._connection.execute(_BEFORE_ALL, (group_ids, keys, starts, batch))
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+        yield from self._connection.execute(_BEFORE_ALL, (*columns, batch))
 
     @override
     def check_integrity(self) -> None:

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Self
 
+from sluice.state.model import EntryId
+
 
 @dataclass(frozen=True)
 class Range:
@@ -30,7 +32,7 @@ class Range:
 EVERYTHING = Range()
 
 
-def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[Any]]:
+def conditions(within: Range, after: EntryId | None) -> tuple[str, list[Any]]:
     """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
     first = max(within.first or "", within.prefix)
     sql, values = "", list[Any]()
@@ -42,7 +44,7 @@ def conditions(within: Range, after: tuple[str, int] | None) -> tuple[str, list[
 
     if after is not None and after[0] >= first:
         # The page begins inside the range, so the start of the range needs no condition.
-        add("(c.key, c.window_start) > (?, ?)", *after)
+        add("(c.key, c.window_start, c.window_end) > (?, ?, ?)", *after)
     elif first and within.last != first:
         add("c.key >= ?", first)
     if within.last is not None:

@@ -7,8 +7,11 @@ from typing import TypeAlias
 Row: TypeAlias = tuple[int, str, int, int, str | None]
 """The fields of a `StateRow`: group id, key, window start, window end, value."""
 
-RowId: TypeAlias = tuple[int, str, int]
-"""The fields that identify a state row: group id, key, window start."""
+RowId: TypeAlias = tuple[int, str, int, int]
+"""The fields that identify a state row: group id, key, window start, window end."""
+
+VersionId: TypeAlias = tuple[int, str, int, int, int]
+"""The fields that identify a version of a state row: the row's id, and the batch."""
 
 StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
 """The fields of a `StateRow` with a value, and its digest."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.errors import DamagedState
 
-FORMAT = 3
+FORMAT = 4
 """Format of a shard's tables. Shards with another format are rejected."""
 
 _TABLES = (
@@ -28,7 +28,7 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS state_rows (
         group_id INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, window_start BIGINT NOT NULL,
         window_end BIGINT NOT NULL, batch BIGINT NOT NULL, value TEXT, digest BIGINT NOT NULL,
-        PRIMARY KEY (group_id, key, window_start, batch)) {options}""",
+        PRIMARY KEY (group_id, key, window_start, window_end, batch)) {options}""",
     # `shared` distinguishes the state that all keys share from the state of a key, so that no key
     # can collide with it.
     """CREATE TABLE IF NOT EXISTS states (

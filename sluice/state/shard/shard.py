@@ -12,11 +12,11 @@ from typing import Protocol, Self
 
 import msgspec
 
-from sluice.state.model import StateRow
+from sluice.state.model import EntryId, StateRow
 from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -31,9 +31,17 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
     digest: int
 
     @property
+    def id(self) -> VersionId:
+        return *self.row_id, self.batch
+
+    @property
+    def row_id(self) -> RowId:
+        return self.group_id, self.key, self.window_start, self.window_end
+
+    @property
     def row(self) -> Row:
         """The version without its batch."""
-        return self.group_id, self.key, self.window_start, self.window_end, self.value
+        return *self.row_id, self.value
 
 
 STATE_ROWS, UNFINISHED = -1, -2
@@ -75,8 +83,7 @@ class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
     A field is None if the shard has nothing of this kind.
     """
 
-    row: tuple[int, str, int, int] | None
-    """Group, key, window start and batch."""
+    row: VersionId | None
     state: tuple[int, int, str, int] | None
     """Operator, whether all keys share the state (0 or 1), key and batch."""
     answer: int | None = None
@@ -253,11 +260,11 @@ class Shard(Protocol):
         as_of: int,
         within: Range = EVERYTHING,
         *,
-        after: tuple[str, int] | None = None,
+        after: EntryId | None = None,
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
-        """A page of state rows sorted by key and window start, starting after `after` (key, window start).
+        """A page of state rows sorted by key and window, starting after `after`.
 
         With `checked`, raises DamagedState if a row was altered since it was written.
         """
@@ -272,10 +279,10 @@ class Shard(Protocol):
     def row_versions(
         self,
         since: int,
-        after: tuple[int, str, int, int] | None,
+        after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        """A page of the sorted versions since batch `since` that come after (group, key, window start, batch)."""
+        """A page of the sorted versions since batch `since` that come after `after`."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeAlias
 
 from typing_extensions import override
 
@@ -23,15 +23,18 @@ from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import acquire, is_over, too_slow
 from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
 
-_BEFORE = """SELECT window_end, value, digest FROM state_rows
-    WHERE group_id = ? AND key = ? AND window_start = ? AND batch < ?
+_BEFORE = """SELECT value, digest FROM state_rows
+    WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch < ?
     ORDER BY batch DESC LIMIT 1"""
 _BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
-    ORDER BY window_start, batch LIMIT ?"""
+    ORDER BY window_start, window_end, batch LIMIT ?"""
 _READ_PER_WINDOW = 4
 """`_versions` first reads the windows of a key together, and at most this many versions per window.
 It then looks up the windows that are still missing one by one."""
+
+_Window: TypeAlias = tuple[int, int]
+"""A window's start and end."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
@@ -157,10 +160,10 @@ class SqliteDriver(Driver):
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
         for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
-            starts = [start for _, _, start in of_key]
-            for start, (end, value, digest) in _versions(cursor, group_id, key, starts, batch).items():
+            windows = [(start, end) for _, _, start, end in of_key]
+            for window, (value, digest) in _versions(cursor, group_id, key, windows, batch).items():
                 if value is not None:
-                    yield group_id, key, start, end, value, digest
+                    yield group_id, key, *window, value, digest
 
     @override
     def check_integrity(self) -> None:
@@ -219,27 +222,31 @@ class SqliteDriver(Driver):
 
 
 def _versions(
-    cursor: sqlite3.Cursor, group_id: int, key: str, starts: list[int], batch: int
-) -> dict[int, tuple[int, str | None, int]]:
-    """Start of a key's window → the end, value and digest of its newest version before `batch`.
+    cursor: sqlite3.Cursor, group_id: int, key: str, windows: list[_Window], batch: int
+) -> dict[_Window, tuple[str | None, int]]:
+    """Bounds of a key's window → the value and digest of its newest version before `batch`.
 
     One statement reads all rows from the first window to the last. These are usually few: the
     windows are close together, and most are new, so they have no rows yet. If there are many other
     rows in between, the remaining windows are looked up one by one.
     """
-    versions: dict[int, tuple[int, str | None, int]] = {}
-    if len(starts) > 1:
-        wanted, limit = set(starts), _READ_PER_WINDOW * len(starts)
-        rows = cursor.execute(_BEFORE_ALL, (group_id, key, min(starts), max(starts), batch, limit)).fetchall()
+    versions: dict[_Window, tuple[str | None, int]] = {}
+    if len(windows) > 1:
+        wanted, limit = set(windows), _READ_PER_WINDOW * len(windows)
+        first, last = min(windows)[0], max(windows)[0]
+        rows = cursor.execute(_BEFORE_ALL, (group_id, key, first, last, batch, limit)).fetchall()
         # If the limit was reached, rows of the last window may be missing. It is read again below.
-        # Of several rows of a window the last one is the newest, and stays in `versions`.
-        end = rows[-1][0] if len(rows) == limit else sys.maxsize
-        versions = {row[0]: row[1:] for row in rows if row[0] in wanted and row[0] < end}
-        starts = [start for start in starts if start >= end]
-    for start in starts:
-        row = cursor.execute(_BEFORE, (group_id, key, start, batch)).fetchone()
+        missing_from = rows[-1][:2] if len(rows) == limit else (sys.maxsize, sys.maxsize)
+        for start, end, value, digest in rows:
+            window = start, end
+            if window in wanted and window < missing_from:
+                # Of several rows of a window, the last one is the newest.
+                versions[window] = value, digest
+        windows = [window for window in windows if window >= missing_from]
+    for window in windows:
+        row = cursor.execute(_BEFORE, (group_id, key, *window, batch)).fetchone()
         if row is not None:
-            versions[start] = row
+            versions[window] = row
     return versions
 
 

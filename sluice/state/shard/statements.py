@@ -5,25 +5,27 @@ operator's states.
 """
 
 VALUE_AS_OF = """SELECT value FROM state_rows
-    WHERE group_id = ? AND key = ? AND window_start = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"""
+    WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch <= ?
+    ORDER BY batch DESC LIMIT 1"""
 # The newest version of each state row as of a batch, unless it is a tombstone.
 ROWS_AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
-    SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
-    AND n.batch > c.batch AND n.batch <= ?)"""
+    SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key
+    AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)"""
 PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
-    WHERE (group_id, key, window_start) > (?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+    WHERE (group_id, key, window_start, window_end) > (?, ?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM state_rows AS n
-        WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
-        AND n.batch > c.batch AND n.batch <= ?)
-    ORDER BY group_id, key, window_start LIMIT ?"""
+        WHERE n.group_id = c.group_id AND n.key = c.key
+        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)
+    ORDER BY group_id, key, window_start, window_end LIMIT ?"""
 # Versions that no snapshot since a batch can show: superseded versions, and tombstones.
-_SUPERSEDED = """FROM state_rows AS c WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch <= ? AND (
+_SUPERSEDED = """FROM state_rows AS c
+    WHERE (group_id, key, window_start, window_end, batch) > (?, ?, ?, ?, ?) AND batch <= ? AND (
     value IS NULL OR EXISTS (
         SELECT 1 FROM state_rows AS n
-        WHERE n.group_id = c.group_id AND n.key = c.key AND n.window_start = c.window_start
-        AND n.batch > c.batch AND n.batch <= ?))"""
-CHANGED = """SELECT DISTINCT key, window_start FROM state_rows WHERE group_id = ? AND batch > ? AND batch <= ?
-    ORDER BY key, window_start LIMIT ?"""
+        WHERE n.group_id = c.group_id AND n.key = c.key
+        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?))"""
+CHANGED = """SELECT DISTINCT key, window_start, window_end FROM state_rows
+    WHERE group_id = ? AND batch > ? AND batch <= ? ORDER BY key, window_start, window_end LIMIT ?"""
 INSERT_BATCH = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
 JOURNAL = 'SELECT operator, batch, "rows", checksum FROM batches ORDER BY batch, operator'
 ROWS_BY_BATCH = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
@@ -46,12 +48,12 @@ ROW_COUNTS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SEL
 RESET_WRITER = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM state_rows),
     states = (SELECT count(*) FROM states)"""
 VERSIONS = """SELECT group_id, key, window_start, window_end, batch, value, digest FROM state_rows
-    WHERE (group_id, key, window_start, batch) > (?, ?, ?, ?) AND batch >= ?
-    ORDER BY group_id, key, window_start, batch LIMIT ?"""
-LAST_ROW = """SELECT group_id, key, window_start, batch FROM state_rows
-    ORDER BY group_id DESC, key DESC, window_start DESC, batch DESC LIMIT 1"""
+    WHERE (group_id, key, window_start, window_end, batch) > (?, ?, ?, ?, ?) AND batch >= ?
+    ORDER BY group_id, key, window_start, window_end, batch LIMIT ?"""
+LAST_ROW = """SELECT group_id, key, window_start, window_end, batch FROM state_rows
+    ORDER BY group_id DESC, key DESC, window_start DESC, window_end DESC, batch DESC LIMIT 1"""
 LAST_STATE = """SELECT operator, shared, key, batch FROM states
     ORDER BY operator DESC, shared DESC, key DESC, batch DESC LIMIT 1"""
-NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, batch {_SUPERSEDED}
-    ORDER BY group_id, key, window_start, batch LIMIT 1 OFFSET ?"""
-DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (group_id, key, window_start, batch) <= (?, ?, ?, ?)"
+NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, window_end, batch {_SUPERSEDED}
+    ORDER BY group_id, key, window_start, window_end, batch LIMIT 1 OFFSET ?"""
+DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (group_id, key, window_start, window_end, batch) <= (?, ?, ?, ?, ?)"

@@ -54,7 +54,7 @@ def test_windows_are_compared_one_by_one(states: States, api: Api) -> None:
     states.publish([(1, "k", start + 15_000, start + 30_000, "[2]")])
     diff = api.get("/v1/stores/windows/diff", before="1.2")
     assert numbers(diff) == (1, 1, 0, 0)
-    assert diff["examples"][0]["start"] == "2022-12-05T08:55:15Z"
+    assert [diff["examples"][0][name] for name in ("start", "end")] == ["2022-12-05T08:55:15Z", "2022-12-05T08:55:30Z"]
 
 
 def test_a_generation_built_beside_the_current_one_is_compared_with_it(states: States, api: Api) -> None:

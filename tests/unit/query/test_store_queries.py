@@ -33,7 +33,7 @@ from sluice.query.cursors import Cursor, read_cursor, write_cursor
 from sluice.query.scan_slots import Gate
 from sluice.state import time_limits
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationRef
+from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.ranges import Range
@@ -187,8 +187,9 @@ def test_sums_of_doubles_are_exact_whatever_their_exponents(values: list[float])
 def test_changes_since_a_batch(states: States) -> None:
     states.publish({"a": "[9,null]"})
     states.publish({"c": None, "b": "[1,2]"})
-    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 0)).keys == [("a", -1), ("b", -1), ("c", -1)]
-    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 1)).keys == [("b", -1), ("c", -1)]
+    ids = [(key, NO_WINDOW, NO_WINDOW) for key in "abc"]
+    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 0)).keys == ids
+    assert ask(states, lambda reader, pin: reader.changed_keys(pin, 1)).keys == ids[1:]
     result = ask(states, lambda reader, pin: reader.changed_keys(pin, 0, limit=2))
     assert (len(result.keys), result.more) == (2, True)
     # Retention removes the deletion of "c" with the last snapshot that had it.
@@ -436,7 +437,7 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
         everything += keys(page)
         if (after := page.after) is None:
             break
-        after = (read_cursor(write_cursor(Cursor("p", "totals", "1.1", *after), b"s"), b"s", "totals").key, after[1])
+        after = (read_cursor(write_cursor(Cursor("p", "totals", "1.1", *after), b"s"), b"s", "totals").key, *after[1:])
     assert everything == sorted([*ODD_KEYS, *CITIES])
 
 
@@ -514,7 +515,7 @@ def test_a_query_waits_for_its_turn_only_for_a_while(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.attack("S7", "a cursor signed with another key")
 def test_a_cursor_needs_a_valid_signature() -> None:
-    cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1)
+    cursor = Cursor("orders", "totals", "1.1", "ключ/\x00", -1, -1)
     text = write_cursor(cursor, b"key")
     assert read_cursor(text, b"key", "totals") == cursor
     changed = text[:-1] + ("A" if text[-1] != "A" else "B")

@@ -250,12 +250,12 @@ def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
         assert shard.get(0, key, 1) == "[1]"
         prefixed = [group_id.key for group_id in shard.scan(0, 1, Range(prefix=key))]
         assert prefixed == sorted(other for other in KEYS_WITH_NUL if other.startswith(key))
-        after = [group_id.key for group_id in shard.scan(0, 1, after=(key, NO_WINDOW))]
+        after = [group_id.key for group_id in shard.scan(0, 1, after=(key, NO_WINDOW, NO_WINDOW))]
         assert after == sorted(other for other in KEYS_WITH_NUL if other > key)
         within = [group_id.key for group_id in shard.scan(0, 1, Range(first="\0\1", last=key))]
         assert within == sorted(other for other in KEYS_WITH_NUL if "\0\1" <= other <= key)
     assert shard.get_many(0, KEYS_WITH_NUL, 1) == dict.fromkeys(KEYS_WITH_NUL, "[1]")
-    assert [key for key, _ in shard.changed_keys(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)
+    assert [key for key, *_ in shard.changed_keys(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)
     shard.verify_rows(1)
     shard.compact(1)
     shard.verify_rows(1)

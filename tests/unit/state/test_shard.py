@@ -60,7 +60,8 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
     shard.write_rows(0, [row("a", "[1]"), row("b", "[1]", window=0)])
     shard.write_rows(1, [row("a", "[2]"), row("c", None)])
     shard.write_rows(2, [row("a", "[3]")])
-    names = [(0, "a", NO_WINDOW), (0, "b", 0), (0, "b", 15_000), (0, "c", NO_WINDOW)]
+    windows = [("a", NO_WINDOW, NO_WINDOW), ("b", 0, 15_000), ("b", 15_000, 30_000), ("c", NO_WINDOW, NO_WINDOW)]
+    names = [(0, *window) for window in windows]
     assert shard.rows_before(0, names, epoch=0) == []
     first = [version[:5] for version in shard.rows_before(1, names, epoch=0)]
     assert first == [row("a", "[1]"), row("b", "[1]", window=0)]
@@ -86,7 +87,7 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
         shard.write_rows(batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
     shard.write_rows(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
     # Windows of the batch, with others between them in the shard, and new ones.
-    read = [(0, "a", start) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
+    read = [(0, "a", start, start + 15_000) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
     expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
     del expected[windows[0]]
     versions = shard.rows_before(4, sorted({*read}), epoch=0)
@@ -101,7 +102,7 @@ def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> No
     changed = [row("a", "[2]"), row("c", "[2]")]
     shard.write_rows(1, changed)
     checksum = shard.checksum(1)
-    read = shard.rows_before(1, [(0, "a", NO_WINDOW), (0, "c", NO_WINDOW)], epoch=0)
+    read = shard.rows_before(1, [row("a", None)[:4], row("c", None)[:4]], epoch=0)
     shard.write_rows(1, changed, replaced=lambda: sum(digest for *_, digest in read))
     assert shard.checksum(1) == checksum
     shard.verify_rows(1)
@@ -111,7 +112,7 @@ def test_a_driver_without_the_lease_cannot_read_what_it_would_add_to(shard: Loca
     shard.write_rows(0, [row("a", "[1]")], epoch=1)
     shard.begin_run(2, 0)
     with pytest.raises(LeaseError):
-        shard.rows_before(1, [(0, "a", NO_WINDOW)], epoch=1)
+        shard.rows_before(1, [row("a", None)[:4]], epoch=1)
 
 
 def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
@@ -140,7 +141,28 @@ def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
         ("b", 15_000, 30_000),
         ("b", 30_000, 45_000),
     ]
-    assert shard.get(1, "bb", 0, window_start=45_000) == "[45000]"
+    assert [found.value for found in shard.windows(1, "bb", 0, start=45_000, end=45_000)] == ["[45000]"]
+
+
+def test_sessions_with_the_same_start_are_rows_of_their_own(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session grows from [5, 7] to [5, 9]. Group 0 has the sessions, group 1 all sessions ever sent."""
+    shard.write_rows(1, [(0, "a", 5, 7, "[1]"), (1, "a", 5, 7, "[1]")])
+    shard.write_rows(2, [(0, "a", 5, 7, None), (0, "a", 5, 9, "[2]"), (1, "a", 5, 9, "[1]")])
+    shard.write_rows(3, [(1, "a", 5, 9, "[2]")])
+    found = [[(one.window_end, one.value) for one in shard.windows(group, "a", 3)] for group in (0, 1)]
+    assert found == [[(9, "[2]")], [(7, "[1]"), (9, "[2]")]]
+    assert [(one.window_end, one.value) for one in shard.windows(0, "a", 1)] == [(7, "[1]")], "an earlier snapshot"
+    assert [one.window_end for one in shard.scan(1, 3, after=("a", 5, 7))] == [9], "a page can end between them"
+    ids = [(1, "a", 5, end) for end in (7, 8, 9)]
+    assert [version[:5] for version in shard.rows_before(3, ids, epoch=0)] == [(*ids[0], "[1]"), (*ids[2], "[1]")]
+    assert shard.changed_keys(1, 1, 3, 9) == [("a", 5, 9)]
+    shard.verify_rows(3)
+    monkeypatch.setattr(local_shard, "_COMPACT_ROWS", 1)
+    assert shard.compact(3) == 3, "the grown session, its tombstone, and the first version of [5, 9]"
+    assert [version.row for version in shard.row_versions(0, None, 9)] == [
+        (0, "a", 5, 9, "[2]"), (1, "a", 5, 7, "[1]"), (1, "a", 5, 9, "[2]"),
+    ]  # fmt: skip
+    shard.verify_rows(3)
 
 
 def test_a_window_that_begins_before_1970_is_on_the_first_page(shard: LocalShard) -> None:
@@ -156,11 +178,11 @@ def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
     page = shard.scan(1, 0, limit=3)
     seen = []
     while page:
-        seen += [(group_id.key, group_id.window_start) for group_id in page]
+        seen += [state_row.entry_id for state_row in page]
         page = shard.scan(1, 0, after=seen[-1], limit=3)
-    assert seen == [(f"k{number}", start) for number in range(5) for start in (0, 15_000)]
-    assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0), limit=1)[0].key == "k3"
-    assert [group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0))] == ["k3"]
+    assert seen == [(f"k{number}", start, start + 15_000) for number in range(5) for start in (0, 15_000)]
+    assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0, 15_000), limit=1)[0].key == "k3"
+    assert [group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0, 15_000))] == ["k3"]
     assert shard.count(1, 0, Range(start_from=15_000)) == 5
 
 
