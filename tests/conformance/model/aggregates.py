@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.conformance.model.expressions import Expression, evaluate
+from tests.conformance.model.expressions import Expression, compact_json, evaluate
 from tests.conformance.model.flow import Change, Key, Record, Stream, Windowed, plain
 from tests.conformance.model.tables import Row, Stored
 
@@ -14,7 +14,7 @@ Aggregate = dict[str, Any]
 
 
 def initial(fn: str) -> Any:
-    return {"count": 0, "sum": 0, "max": None, "collect_list": []}[fn]
+    return {"count": 0, "sum": 0, "max": None, "collect_list": [], "collect_sorted": []}[fn]
 
 
 def _number(value: Any) -> Any:
@@ -44,6 +44,8 @@ def added(fn: str, aggregate: Any, value: Any) -> Any:
             return _greater(aggregate, value)
         case "collect_list":
             return aggregate if value is None else [*aggregate, value]
+        case "collect_sorted":
+            return aggregate if value is None else sorted([*aggregate, value], key=compact_json)
     raise NotImplementedError(fn)
 
 
@@ -53,7 +55,7 @@ def _subtracted(fn: str, aggregate: Any, value: Any) -> Any:
             return aggregate - 1
         case "sum":
             return aggregate - (value or 0)
-        case "collect_list":
+        case "collect_list" | "collect_sorted":
             return aggregate if value is None else _removed(aggregate, value)
     raise NotImplementedError(fn)
 
@@ -144,14 +146,16 @@ class TableAggregation(Stored):
         self.update(key, aggregate, time)
 
 
-def regrouped(group_key: Expression, send: Callable[[Record], None]) -> Callable[[Record], None]:
+def regrouped(
+    group_key: Expression, group_value: Expression, send: Callable[[Record], None]
+) -> Callable[[Record], None]:
     """Sends the update of a table's row to the row's groups: once if both are the same, else to the old one first."""
 
     def process(record: Record) -> None:
-        new, old = record.value
-        to, since = (None if one is None else evaluate(group_key, record.key, one) for one in (new, old))
+        to, since = (None if one is None else evaluate(group_key, record.key, one) for one in record.value)
+        new, old = (None if one is None else evaluate(group_value, record.key, one) for one in record.value)
         if to is not None and to == since:
-            send(Record(to, record.value, record.time))
+            send(Record(to, Change(new, old), record.time))
             return
         if since is not None:
             send(Record(since, Change(None, old), record.time))
@@ -340,6 +344,12 @@ class CogroupedAggregator(Aggregator):
     """The columns of all streams, to which one stream adds some."""
 
     added: list[dict[str, Any]]
+    lists_nulls: bool
+    """Whether lists take nulls, too, as in tumbling, hopping and session windows."""
 
     def add(self, aggregate: Aggregate, key: str, value: Any) -> Aggregate:
-        return aggregate | Aggregator(self.added).add(aggregate, key, value)
+        more = Aggregator(self.added).add(aggregate, key, value)
+        for column in self.added if self.lists_nulls else ():
+            if column["fn"] == "collect_list" and evaluate(column["expr"], key, value) is None:
+                more[column["name"]] = [*more[column["name"]], None]
+        return aggregate | more

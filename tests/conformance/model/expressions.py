@@ -46,7 +46,8 @@ def evaluate(
             return key.end
         case "struct":
             return {name: evaluate(one, key, value, more) for name, one in arguments[0].items()}
-    return _result(operation, [evaluate(one, key, value, more) for one in arguments])
+    # `best` names a field, which is no expression.
+    return _result(operation, [evaluate(one, key, value, more) if isinstance(one, list) else one for one in arguments])
 
 
 def _result(operation: str, parts: list[Any]) -> Any:
@@ -54,6 +55,9 @@ def _result(operation: str, parts: list[Any]) -> Any:
     match operation:
         case "list":
             return parts
+        case "best":
+            elements, field = parts
+            return max(elements or (), key=lambda element: element[field], default=None)
         case "concat":
             return "".join("null" if part is None else text(part) for part in parts)
         case "is_null":
@@ -77,6 +81,10 @@ def _result(operation: str, parts: list[Any]) -> Any:
 def holds(condition: Expression, key: Any, value: Any) -> bool:
     """Whether a condition is true: neither false nor null."""
     return evaluate(condition, key, value) is True
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def text(value: Any) -> str:

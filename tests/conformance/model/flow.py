@@ -123,6 +123,16 @@ class SelectKey(Stream):
 
 
 @dataclass(kw_only=True)
+class Map(Stream):
+    key: Expression
+    value: Expression
+    rekeyed: bool = True
+
+    def process(self, record: Record) -> None:
+        self.send(replace(record, key=computed(self.key, record), value=computed(self.value, record)))
+
+
+@dataclass(kw_only=True)
 class FlatMapValues(Stream):
     list: Expression
 

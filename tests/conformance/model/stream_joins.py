@@ -124,8 +124,28 @@ class Lookup(Stream):
     how: str
     table: Table
     on: Expression | None = None
+    grace: int | None = None
+    """How long, in stream time, a record is held before it is joined; one that comes later is joined at once."""
+    time: int = -1
+    held: list[Record] = field(default_factory=list)
 
     def process(self, record: Record) -> None:
+        if self.grace is None:
+            self._join(record)
+            return
+        self.time = max(self.time, record.time)
+        if record.key is not None and record.value is not None:
+            if record.time < self.time - self.grace:
+                self._join(record)
+            else:
+                self.held.append(record)
+        # The sort keeps the order of records of the same time.
+        for due in sorted(self.held, key=lambda one: one.time):
+            if due.time <= self.time - self.grace:
+                self.held.remove(due)
+                self._join(due)
+
+    def _join(self, record: Record) -> None:
         if record.value is None:
             return
         key = record.key if self.on is None else computed(self.on, record)

@@ -110,6 +110,8 @@ class Topology:
                 return flow.MapValues(value=node["value"], rekeyed=parent.rekeyed)
             case "select_key":
                 return flow.SelectKey(key=node["key"])
+            case "map":
+                return flow.Map(key=node["key"], value=node["value"])
             case "to_stream":
                 keeps_window = node.get("keep_window", False)
                 return flow.ToStream(rekeyed=parent.rekeyed or not keeps_window, keeps_window=keeps_window)
@@ -204,7 +206,7 @@ class Topology:
             left.children.append(lookup.process)
             return lookup
         if isinstance(right, tables.Table):
-            lookup = stream_joins.Lookup(how=how, table=right)
+            lookup = stream_joins.Lookup(how=how, table=right, grace=node.get("grace_ms"))
             left.connect(lookup.process, self._flow)
             return lookup
         join = stream_joins.StreamJoin(how=how, **node["window"])
@@ -237,7 +239,8 @@ class Topology:
         columns = {one["name"]: one for part in node["parts"] for one in part["aggs"]}
         first: Any = None
         for part in node["parts"]:
-            aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"])
+            lists_nulls = node.get("window", {"type": "none"})["type"] not in ("none", "sliding")
+            aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"], lists_nulls)
             made: Any = _windows(aggregator, node.get("window"))
             first = first or made
             made.rows, made.children = first.rows, first.children
@@ -255,7 +258,8 @@ class Topology:
         """Connect an aggregation to what it groups. Only a stream that is grouped by its own key needs no re-keying."""
         if isinstance(parent, tables.Table):
             send = self._flow.later(made.process)
-            parent.children.append(aggregates.regrouped(node.get("group_key", ["key"]), send))
+            key, value = node.get("group_key", ["key"]), node.get("group_value", ["value"])
+            parent.children.append(aggregates.regrouped(key, value, send))
         elif "group_key" in node:
             group = flow.SelectKey(key=node["group_key"])
             parent.children.append(group.process)
