@@ -64,8 +64,8 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
 .PHONY: nexmark
-nexmark: $(JARS) ## Time the 24 queries of Nexmark over a million events; ARGS='--events N --query q5'
-	@PYTHONPATH=. $(BIN)/python benchmarks/nexmark.py $(ARGS)
+nexmark: $(JARS) ## Time the 24 queries of Nexmark over a million events; PEER=folder-with-Flink, ARGS='--events N --query q5'
+	@PYTHONPATH=. $(BIN)/python benchmarks/nexmark.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
 .PHONY: bench-tests
 bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process, a further driver, a thousand records; ARGS='--runs N', PEER=1 for Kafka Streams' beside it

@@ -135,16 +135,14 @@ def run(
     return cost
 
 
-def of_command(*arguments: str, environment: Mapping[str, str]) -> Cost:
-    """The cost of a `sluice` command until it ends."""
+def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
+    """The cost of a command until it ends."""
     begun = time.monotonic()
-    process = subprocess.Popen(
-        [SLUICE, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     with stopping(process), Usage.of(process.pid) as usage:
         output, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"sluice {' '.join(arguments)} failed:\n{output[-3000:]}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{output[-3000:]}")
     return Cost(time.monotonic() - begun, usage.cpu_s, usage.peak_gb)
 
 

@@ -1,8 +1,12 @@
-"""Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5]`.
+"""Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5] [--peer FOLDER]`.
 
 A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every event of the
 topics that the query reads. Seconds include the start of Spark; with it, a run of few events takes as long.
 `tests/acceptance/nexmark` has the queries and compares their results with plain Python.
+
+With `--peer`, the same query in Flink SQL follows on the same topics, from the start of its process until its last
+transaction is committed. FOLDER has a virtual environment `venv` with `apache-flink`, and the jar of Flink's Kafka
+connector, `flink-sql-connector-kafka-*.jar`, in `jars`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cost
+from benchmarks import cost, nexmark_flink
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
 from tests.acceptance.nexmark.events import events, topic_of
@@ -39,6 +43,7 @@ console = Console(stderr=True)
 def main(
     count: Annotated[int, typer.Option("--events", help="Number of events.")] = 1_000_000,
     queries: Annotated[list[str] | None, typer.Option("--query", help="Such as q5; can be repeated.")] = None,
+    peer: Annotated[Path | None, typer.Option(help="Folder with Flink and its Kafka connector.")] = None,
 ) -> None:
     """Run the queries in turn, and print the rate of each."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -51,24 +56,38 @@ def main(
             kafka.create_topics({"persons": 2, "auctions": 2, "bids": 2, "side_input": 1})
             with console.status(f"producing {count:,} events"):
                 produced = produce_events(kafka.bootstrap, count)
-            table = Table("query", "records", "s", "records/s", "CPU s", "peak GB")
+            table = Table("query", "program", "records", "s", "records/s", "CPU s", "peak GB")
             for name in queries or QUERIES:
                 pipeline = QUERIES[name](f"nexmark_{name}")
                 records = sum(produced[topic] for topic in pipeline.topics)
-                figures = cost.run(
+                costs = {"Sluice": cost.run(
                     pipeline.name,
                     home=home / name,
                     pipelines=pipelines,
                     kafka={"bootstrap.servers": kafka.bootstrap},
                     records=records,
                     variables={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-                )
-                rate = records / figures.wall_s
-                row = (name, f"{records:,}", f"{figures.wall_s:.1f}", f"{rate:,.0f}", f"{figures.cpu_s:.1f}",
-                       f"{figures.peak_gb:.2f}")  # fmt: skip
-                table.add_row(*row)
-                console.print(*row)
+                )}  # fmt: skip
+                if peer is not None and name in nexmark_flink.QUERIES:
+                    costs["Flink"] = of_flink(name, peer, kafka, home / f"flink_{name}")
+                for program, figures in costs.items():
+                    rate = records / figures.wall_s
+                    row = (name, program, f"{records:,}", f"{figures.wall_s:.1f}", f"{rate:,.0f}",
+                           f"{figures.cpu_s:.1f}", f"{figures.peak_gb:.2f}")  # fmt: skip
+                    table.add_row(*row)
+                    console.print(*row)
             Console().print(table)
+
+
+def of_flink(query: str, peer: Path, kafka: EmbeddedKafka, folder: Path) -> cost.Cost:
+    """The cost of a query in Flink SQL, whose state and checkpoints are in a folder."""
+    folder.mkdir()
+    kafka.create_topics({f"flink_{query}": 2})
+    connector = next((peer / "jars").glob("flink-sql-connector-kafka-*.jar")).absolute()
+    program = [str(peer / "venv/bin/python"), str(ROOT / "benchmarks/nexmark_flink.py"), query]
+    options = ["--bootstrap", kafka.bootstrap, "--connector", str(connector), "--state", str(folder)]
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return cost.of_command(*program, *options, environment=own | {"JVM_ARGS": "-Xmx2g", "FLINK_LOG_DIR": str(folder)})
 
 
 def produce_events(bootstrap: str, count: int) -> Counter[str]:

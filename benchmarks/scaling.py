@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cost import Cost, environment, of_command, run
+from benchmarks.cost import SLUICE, Cost, environment, of_command, run
 from benchmarks.scaling_model import PARTS, PROGRAMS, Model, Shape
 from sluice.examples.orders.records import orders
 from sluice.examples.orders.sample_topics import produce_orders
@@ -283,7 +283,9 @@ def numbers_of_workers() -> Iterator[Measured]:
             made.send(of_keys(range(keys)))
             before = made.run(f"{keys:,} new keys", keys)
             (made.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
-            cost = of_command("repartition", NAME, environment=environment(made.home, made.pipelines, made.config))
+            cost = of_command(
+                SLUICE, "repartition", NAME, environment=environment(made.home, made.pipelines, made.config)
+            )
             console.print(f"{keys:,} keys moved: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
             yield Measured(f"{keys:,} keys moved", keys, cost, before.shards_gb)
             made.send(of_keys(random.Random(7).sample(range(keys), FEW)))

@@ -185,14 +185,24 @@ class TimeWindows(Aggregation):
                 self.add(key, record, self.rows.get(key))
 
 
+@dataclass
+class LatestEnd:
+    """The largest end of the sessions in a store, which several streams may share."""
+
+    end: int = -1
+
+
 @dataclass(kw_only=True)
 class SessionWindows(Stored):
+    """The store forgets a session that ended `gap` and `grace` before the latest end."""
+
     aggregator: Calculation
     gap: int
     grace: int
     time: int = -1
-    latest_end: int = -1
-    """The largest end of a session. The store forgets a session that ended `gap` and `grace` before it."""
+    latest: LatestEnd = field(default_factory=LatestEnd)
+    sends_final: bool = False
+    """Whether only final results are sent. The store then keeps each session for a millisecond more."""
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -204,7 +214,7 @@ class SessionWindows(Stored):
             for window in self.rows
             if isinstance(window, Windowed) and window.key == key
             and window.end >= at - self.gap and window.start <= at + self.gap
-            and window.end > self.latest_end - self.gap - self.grace
+            and window.end > self.latest.end - self.gap - self.grace - self.sends_final
         ]  # fmt: skip
         near.sort(key=lambda window: (window.end, window.start))
         merged = Windowed(key, min([at, *(one.start for one in near)]), max([at, *(one.end for one in near)]))
@@ -216,7 +226,7 @@ class SessionWindows(Stored):
         if merged != (key, at, at):
             for window in near:
                 self.update(window, None, window.end)
-        self.latest_end = max(self.latest_end, merged.end)
+        self.latest.end = max(self.latest.end, merged.end)
         self.replace(merged, None, self.aggregator.add(aggregate, key, record.value), merged.end)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tests.conformance.model.expressions import Expression
 from tests.conformance.model.flow import Flow, Record, Stream, computed
-from tests.conformance.model.tables import Table, VersionedTable
+from tests.conformance.model.tables import Table
 
 Side = Literal["left", "right"]
 
@@ -133,12 +133,13 @@ class Lookup(Stream):
         if self.grace is None:
             self._join(record)
             return
+        if record.key is None or record.value is None:
+            return
         self.time = max(self.time, record.time)
-        if record.key is not None and record.value is not None:
-            if record.time < self.time - self.grace:
-                self._join(record)
-            else:
-                self.held.append(record)
+        if record.time < self.time - self.grace:
+            self._join(record)
+        else:
+            self.held.append(record)
         # The sort keeps the order of records of the same time.
         for due in sorted(self.held, key=lambda one: one.time):
             if due.time <= self.time - self.grace:
@@ -154,7 +155,7 @@ class Lookup(Stream):
             self.send(replace(record, value={"left": record.value, "right": right}))
 
     def _right(self, key: Any, time: int) -> Any:
-        if isinstance(self.table, VersionedTable):
+        if self.table.is_versioned:
             return self.table.as_of(key, time)
         row = self.table.get(key)
         return row and row.value

@@ -32,9 +32,46 @@ class Table(Node):
         """Whether the table is a filtered one, perhaps mapped."""
         return False
 
+    @property
+    def is_versioned(self) -> bool:
+        """Whether earlier values can be looked up."""
+        return False
+
     def get(self, key: Key) -> Row | None:
         """The row of a key at this moment."""
         raise NotImplementedError
+
+    def as_of(self, key: Key, time: int) -> Any:
+        """The value that was valid at a time, of a versioned table."""
+        raise NotImplementedError
+
+
+@dataclass
+class Versions:
+    """The values of keys, with the times from which they are valid, as far back as `history`."""
+
+    history: int
+    values: dict[Key, dict[int, Any]] = field(default_factory=dict)
+    time: int = -1
+
+    def is_late(self, time: int) -> bool:
+        return time < self.time - self.history
+
+    def put(self, key: Key, value: Any, time: int) -> bool:
+        """Add a version. Returns whether it is the latest of its key."""
+        self.time = max(self.time, time)
+        if self.is_late(time):
+            return False
+        values = self.values.setdefault(key, {})
+        values[time] = value
+        return time >= max(values)
+
+    def as_of(self, key: Key, time: int) -> Any:
+        values = self.values.get(key, {})
+        if self.is_late(time):
+            return values[max(values)] if values and max(values) <= time else None
+        valid = [start for start in values if start <= time]
+        return values[max(valid)] if valid else None
 
 
 @dataclass(kw_only=True)
@@ -42,6 +79,15 @@ class Stored(Table):
     """A table with a store: a source, `to_table`, or the result of a foreign-key join."""
 
     rows: dict[Key, Row] = field(default_factory=dict)
+    versions: Versions | None = None
+
+    @property
+    def is_versioned(self) -> bool:
+        return self.versions is not None
+
+    def as_of(self, key: Key, time: int) -> Any:
+        assert self.versions is not None
+        return self.versions.as_of(key, time)
 
     def get(self, key: Key) -> Row | None:
         return self.rows.get(key)
@@ -60,6 +106,8 @@ class Stored(Table):
         self.rows.pop(key, None)
         if value is not None:
             self.rows[key] = Row(value, time)
+        if self.versions is not None:
+            self.versions.put(key, value, time)
         self.send(Record(key, Change(value, old), time))
 
 
@@ -67,28 +115,10 @@ class Stored(Table):
 class VersionedTable(Stored):
     """Only the latest version of a row is an update of the table; all versions within the history can be looked up."""
 
-    history: int
-    versions: dict[Key, dict[int, Any]] = field(default_factory=dict)
-    time: int = -1
-
     def process(self, record: Record) -> None:
-        if record.key is None:
-            return
-        self.time = max(self.time, record.time)
-        if record.time < self.time - self.history:
-            return
-        versions = self.versions.setdefault(record.key, {})
-        versions[record.time] = record.value
-        if record.time >= max(versions):
+        assert self.versions is not None
+        if record.key is not None and self.versions.put(record.key, record.value, record.time):
             self.update(record.key, record.value, record.time)
-
-    def as_of(self, key: Key, time: int) -> Any:
-        """The value that was valid at a time."""
-        versions = self.versions.get(key, {})
-        if time < self.time - self.history:
-            return versions[max(versions)] if versions and max(versions) <= time else None
-        valid = [start for start in versions if start <= time]
-        return versions[max(valid)] if valid else None
 
 
 @dataclass(kw_only=True)
@@ -127,6 +157,13 @@ class FilteredTable(Table):
         row = self.parents[0].get(key)
         return row if row and self._kept(key, row.value) is not None else None
 
+    @property
+    def is_versioned(self) -> bool:
+        return self.parents[0].is_versioned
+
+    def as_of(self, key: Key, time: int) -> Any:
+        return self._kept(key, self.parents[0].as_of(key, time))
+
     def process(self, record: Record) -> None:
         # Also for a row that never passed, as long as no later step needs old values, in Kafka Streams.
         new, old = (self._kept(record.key, value) for value in record.value)
@@ -148,6 +185,13 @@ class MappedTable(Table):
         row = self.parents[0].get(key)
         value = None if row is None else self._mapped(key, row.value)
         return None if row is None or value is None else Row(value, row.time)
+
+    @property
+    def is_versioned(self) -> bool:
+        return self.parents[0].is_versioned
+
+    def as_of(self, key: Key, time: int) -> Any:
+        return self._mapped(key, self.parents[0].as_of(key, time))
 
     def process(self, record: Record) -> None:
         new, old = (self._mapped(record.key, value) for value in record.value)

@@ -219,12 +219,16 @@ class Topology:
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
             made = _windows(aggregator, node.get("window"))
+        if "versioned" in node:
+            made.versions = tables.Versions(node["versioned"]["history_ms"])
         return self._final(node, made, parent) if "emit" in node else self._grouped(node, parent, made)
 
     def _final(self, node: dict[str, Any], windows: Any, parent: Any) -> flow.Node:
         """A windowed aggregate that sends only final results, as a stream."""
         window = node["window"]
         is_inclusive = window["type"] in ("sliding", "session")
+        if isinstance(windows, aggregates.SessionWindows):
+            windows.sends_final = True
         final = aggregates.FinalResults(
             windows=windows, wait=window["grace"] + window.get("gap", 0) + (1 if is_inclusive else 0)
         )
@@ -244,6 +248,8 @@ class Topology:
             made: Any = _windows(aggregator, node.get("window"))
             first = first or made
             made.rows, made.children = first.rows, first.children
+            if isinstance(made, aggregates.SessionWindows):
+                made.latest = first.latest
             self._grouped(part, self.nodes[part["in"]], made)
         return first  # type: ignore[no-any-return]
 
@@ -271,7 +277,7 @@ class Topology:
 
 def _stored(node: dict[str, Any]) -> tables.Stored:
     if "versioned" in node:
-        return tables.VersionedTable(history=node["versioned"]["history_ms"])
+        return tables.VersionedTable(versions=tables.Versions(node["versioned"]["history_ms"]))
     if "expires_ms" in node:
         return tables.ExpiringTable(expires=node["expires_ms"])
     return tables.Stored()
