@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--connector", required=True, help="The jar of the Kafka connector.")
     parser.add_argument("--state", required=True, help="A folder for state and checkpoints.")
     given = parser.parse_args()
-    from pyflink.table import EnvironmentSettings, TableEnvironment
+    from pyflink.table import EnvironmentSettings, TableEnvironment  # type: ignore[import-not-found]
 
     tables = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
     for name, value in settings(given.connector, given.state).items():
