@@ -10,7 +10,7 @@
 | SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write Delta tables |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
-| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch: 600000 with operators, else 2000000 |
+| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch; 600000 is for pipelines with operators |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the run, for audits and notes; in Airflow, the task sets it |
