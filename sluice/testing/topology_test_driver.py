@@ -81,8 +81,8 @@ class TopologyTestDriver:
     the pipeline exists once a test has written a record to it. Values of type str, bytes or None
     are written unchanged, other values as JSON.
 
-    The state is in SQLite files, which are deleted at the end. If `database` is the URL of an empty PostgreSQL
-    database, the state is in this database, and is not deleted.
+    The state is in SQLite files, which are deleted when the driver ends. If `database` is the URL of an empty
+    PostgreSQL database, the state is in this database, and is not deleted.
 
     `connections` maps the names of connections to the URLs of the databases that `lookup` reads, such as
     `sqlite:////tmp/customers.db` for a SQLite file.

@@ -118,9 +118,9 @@ class Stream(Handle[V]):
         """Write each record to one of the topics in `topics`; `topic` gives the topic's name for each record.
 
         `topic` is an SQL expression or a Python function. The function is called several times for each record, so it
-        must always give the same name for the same record. A record for which `topic` gives a name that is not in
-        `topics`, or no name, is treated as `on_error` says; by default, it becomes a dead letter. The other options are
-        the same as in `to`.
+        must always give the same name for the same record. If `topic` gives no name for a record, or a name that is not
+        in `topics`, `on_error` decides what happens to the record; by default, it becomes a dead letter. The other
+        options are the same as in `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
