@@ -30,14 +30,14 @@ _TITLE = """\
 # Licences
 
 Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airflow]"` also installs the distributions
-below, under the licences that their metadata state. `make docs` generates the list; a test fails if a distribution has
-another licence. The tools for developing Sluice are not listed.
+below, under the licences that their metadata state. `make docs` generates the list. A test fails if a distribution has
+a licence that is not in the list. The tools for developing Sluice are not listed.
 
-Set-up also downloads the jars of `sluice/provision/jars.lock`: Spark's Kafka connector and Delta Lake, which are under
-Apache-2.0, for runs; and a Kafka broker for tests and the demo.
+Set-up also downloads the jars of `sluice/provision/jars.lock`. Runs need Spark's Kafka connector and Delta Lake, which
+are under Apache-2.0. Tests and the demo also need a Kafka broker.
 
-The tests do not look for known vulnerabilities of these versions, because that needs an online database. To look for
-them: `pip-audit -r requirements.txt`.
+The tests do not look for known vulnerabilities of these versions, because such a search needs an online database. To
+search for vulnerabilities, run `pip-audit -r requirements.txt`.
 """
 
 
