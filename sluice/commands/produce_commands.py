@@ -25,7 +25,7 @@ def orders(
     stores: Annotated[int, typer.Option(min=1, help="Number of stores; one of them is store_1234.")] = 50,
     seed: Seed = 7,
     bad: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")] = 0.01,
-    late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that are two minutes old.")] = 0.0,
+    late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that come two minutes late.")] = 0.0,
     start: Annotated[
         str, typer.Option(help="Time of the first order in UTC, or the word `now`.")
     ] = "2022-12-05T08:55:27",

@@ -43,7 +43,9 @@ Field = Annotated[
 Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
 AsOf = Annotated[
     str | None,
-    typer.Option(help="A snapshot such as 1.42, run:NAME, or a time; default: the newest snapshot."),
+    typer.Option(
+        help="A snapshot such as 1.42, run:NAME for the last one of a run, or a time; default: the newest snapshot."
+    ),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
 Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
@@ -226,7 +228,9 @@ def combine(
 @app.command()
 def diff(
     store: Store,
-    before: Annotated[str, typer.Option(help="The first snapshot: 1.40 or 1.newest, run:NAME, or a time.")],
+    before: Annotated[
+        str, typer.Option(help="The first snapshot: 1.40, 1.newest, run:NAME for the last one of a run, or a time.")
+    ],
     after: Annotated[str | None, typer.Option(help="The second snapshot; default: the newest snapshot.")] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,
