@@ -1,4 +1,7 @@
-"""Spark's Python daemon. It imports the modules that tasks need before it forks workers, so that they start fast."""
+"""Spark's Python daemon. It imports the modules that tasks need before it forks workers.
+
+So every worker starts fast, and all workers share the memory of the modules.
+"""
 
 import gc
 
@@ -8,11 +11,16 @@ from sluice.support.startup import importing
 # collections. If they were scanned, a collection would take longer than a task: two small batches
 # of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
 with importing():
-    # pyarrow imports pandas when it first makes an array of a list. If the daemon did not import
-    # pandas, every worker would.
+    # pyarrow imports pandas when it first makes an array of a list, and Acero when it first groups
+    # a table. If the daemon did not import them, every worker would.
     import pandas  # noqa: F401
+    import pyarrow.acero  # noqa: F401
+    import pyspark.worker  # noqa: F401
     from pyspark.daemon import manager
 
+    # These two modules import all tasks: reading, the steps, the stages, and writing the shards.
+    import sluice.engine.publish.shard_writer
+    import sluice.engine.run.arrow_query  # noqa: F401
     from sluice.support.memory import release_unused_memory
 
 
