@@ -64,9 +64,7 @@ class BatchOutput:
     """The records of a batch for its outputs, before they are encoded."""
 
     collected: Collected
-    """The records of stateless steps, late records, and the dead letters of tasks."""
-    rows: pa.Table
-    """The results of operators, among the rows that the tasks have returned."""
+    """The records of stateless steps, the results of operators, late records, and the dead letters of tasks."""
     changes: SinkRecords
     """The records for the changes of stores."""
     dead_letters: Sequence[StepDeadLetter]
@@ -97,14 +95,7 @@ class OutputWriter:
 
         Returns the number of records per topic and of rows per table.
         """
-        records: Records = []
-        results_of_tables: list[tuple[Sink, pa.Table]] = []
-        for sink, table in self._results(output):
-            if sink.table:
-                results_of_tables.append((sink, table))
-            else:
-                encoded = encode_records(sink, table, rejected)
-                records.append((sink.topic, self._accepted(sink, encoded, rejected)))
+        records, results_of_tables = self._encoded_results(output, rejected)
         records += self._late_records(output.collected, rejected)
         rows = self._table_rows(results_of_tables, rejected)
         # The dead letters come last, because encoding the other records can make dead letters.
@@ -121,13 +112,29 @@ class OutputWriter:
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records)
 
+    def _encoded_results(
+        self,
+        output: BatchOutput,
+        rejected: RejectedOutput,
+    ) -> tuple[Records, list[tuple[Sink, pa.Table]]]:
+        """The encoded results of the batch for topics, and its results for tables, not encoded."""
+        records: Records = []
+        of_tables: list[tuple[Sink, pa.Table]] = []
+        for sink, table in self._results(output):
+            if sink.table:
+                of_tables.append((sink, table))
+            else:
+                encoded = encode_records(sink, table, rejected)
+                records.append((sink.topic, self._accepted(sink, encoded, rejected)))
+        return records, of_tables
+
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
         """All results of the batch for sinks, not encoded yet."""
         for sink in self.job.stream_sinks:
             for table in _stream_tables(sink, output.collected.records(sink.topic)):
                 yield sink, table
         yield from output.changes
-        for sink, table in _operator_records(self.job, output.rows):
+        for sink, table in _operator_records(self.job, output.collected):
             yield sink, with_positions(self.job, table) if sink.appends else table
 
     def _accepted(self, sink: Sink | None, records: pa.Table, rejected: RejectedOutput) -> pa.Table:
@@ -195,10 +202,16 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
     return [together]
 
 
-def _operator_records(job: Job, rows: pa.Table) -> Iterator[tuple[Sink, pa.Table]]:
+def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa.Table]]:
     """The sorted output records of operators, per sink."""
     for sink in job.operator_sinks:
-        of_sink = rows.filter(pc.equal(rows.column("group_id"), sink.number))
-        if of_sink.num_rows:
+        pages = [_rows_of_sink(sink, page) for page in collected.changes()]
+        if any(page.num_rows for page in pages):
+            of_sink = pa.concat_tables(pages)
+            del pages
             of_sink = of_sink.take(pa.array(sorted_indices(of_sink)))
             yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))
+
+
+def _rows_of_sink(sink: Sink, page: pa.Table) -> pa.Table:
+    return page.filter(pc.equal(page.column("group_id"), sink.number))

@@ -29,7 +29,7 @@ from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
-from sluice.engine.publish.shard_writer import RowsOnSpark, ShardWriter, StateRows
+from sluice.engine.publish.shard_writer import RETURNED_ROW, RowsOnSpark, ShardWriter, StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
@@ -183,11 +183,11 @@ class Publisher:
         # A driver that has lost its lease stops early. Shards, Kafka and the
         # ledger would refuse its writes anyway.
         self.lease.check()
-        collected, rows = self._write_shards(state_rows)
+        collected = self._write_shards(state_rows)
         phases.end("state")
         # If the run ends after this line, the shards have a batch that the ledger lacks. The next
         # run repeats the batch with the same plan, which replaces the batch's rows.
-        result = self._settle(state_rows, collected, rows)
+        result = self._settle(state_rows, collected)
         self.counts = result.counts
         if result.is_empty and not self._plan.ends:
             return
@@ -224,11 +224,8 @@ class Publisher:
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
 
-    def _write_shards(self, state_rows: StateRows) -> tuple[Collected, pa.Table]:
-        """Write the shards.
-
-        Returns all tasks' side outputs, and the changed rows that these contain.
-        """
+    def _write_shards(self, state_rows: StateRows) -> Collected:
+        """Write the shards. Returns all tasks' side outputs."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
         returned = state_rows.write(writer)
         outputs = zip(
@@ -236,15 +233,16 @@ class Publisher:
             returned.column("data").to_pylist(),
             strict=True,
         )
-        collected = Collected(starmap(SideOutput, outputs))
-        return collected, pa.concat_tables([writer.returned_rows.empty_table(), *collected.changes()])
+        return Collected(starmap(SideOutput, outputs))
 
-    def _settle(self, state_rows: StateRows, collected: Collected, rows: pa.Table) -> BatchResult:
+    def _settle(self, state_rows: StateRows, collected: Collected) -> BatchResult:
         """Compute the steps after stores, and make dead letters of the rows on which a step has failed.
 
         Raises EngineError if a step with `on_error="fail"` has failed.
         """
         changes: SinkRecords = ()
+        # Only this method has the rows of all workers at once. While the output is sent, they are packed.
+        rows = pa.concat_tables([RETURNED_ROW.empty_table(), *collected.changes()])
         rejected = rejected_rows(rows)
         # A rebuild writes no output, so it needs no records for the changes of stores.
         if self.destinations is not None and self.types.changes:
@@ -260,7 +258,7 @@ class Publisher:
         collected.add_stats(failures)
         stats = collected.stats
         return BatchResult(
-            BatchOutput(collected, rows, changes, dead_letters),
+            BatchOutput(collected, changes, dead_letters),
             counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
             stream_times={**self._times, **stats.stream_times},
             has_new_times=bool(stats.stream_times),

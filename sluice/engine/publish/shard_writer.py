@@ -30,6 +30,16 @@ RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """The schema of the rows that shard writers return: side outputs."""
 RESULT_DDL = "label STRING, data BINARY"
 _PAGE_ROWS = 20_000
+RETURNED_ROW = pa.schema([
+    ("group_id", pa.int32()),
+    ("key", pa.string()),
+    ("window_start", pa.int64()),
+    ("window_end", pa.int64()),
+    ("value", pa.string()),
+    ("worker", pa.int32()),
+    *(SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")),
+])  # fmt: skip
+"""The schema of the rows that the driver needs."""
 
 
 class StateRows(Protocol):
@@ -100,20 +110,6 @@ class ShardWriter:
             token=settings().server_token,
         )
 
-    @property
-    def returned_rows(self) -> pa.Schema:
-        """The schema of the rows that the driver needs."""
-        fields = [
-            pa.field("group_id", pa.int32()),
-            pa.field("key", pa.string()),
-            pa.field("window_start", pa.int64()),
-            pa.field("window_end", pa.int64()),
-            pa.field("value", pa.string()),
-            pa.field("worker", pa.int32()),
-        ]
-        fields += [SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")]
-        return pa.schema(fields)
-
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         self._write(RowBatchReader(self.side_outputs)(batches))
         for label, data in self.side_outputs.take():
@@ -139,14 +135,14 @@ class ShardWriter:
         del received, rows, latest
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
-        changes = self.returned_rows.empty_table()
+        changes = RETURNED_ROW.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:
                 count, changes = self._add_up(shard, worker, batch, state_rows)
             else:
                 count = shard.write_rows(batch, state_rows, self.epoch)
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
-        events = events.select(self.returned_rows.names).cast(self.returned_rows)
+        events = events.select(RETURNED_ROW.names).cast(RETURNED_ROW)
         self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
 
     def _add_up(
@@ -163,7 +159,7 @@ class ShardWriter:
         # Every worker writes each change of a global table, but the driver needs the change only
         # once.
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
-        changes = [self.returned_rows.empty_table()]
+        changes = [RETURNED_ROW.empty_table()]
         replaced = 0
 
         def added_up() -> Iterator[Row]:
@@ -224,8 +220,8 @@ class ShardWriter:
         columns["worker"] = [worker] * len(rows)
         columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
         return pa.Table.from_pydict(
-            {name: columns[name] for name in self.returned_rows.names},
-            self.returned_rows,
+            {name: columns[name] for name in RETURNED_ROW.names},
+            RETURNED_ROW,
         )
 
     def _time(self, row: Row) -> int:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice import Pipeline
+from sluice.engine.batch.dead_letters import RejectedOutput
+from sluice.engine.batch.side_outputs import Collected, SideOutputs
+from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter
+from sluice.engine.publish.shard_writer import RETURNED_ROW
 from sluice.engine.worker_daemon import release_memory
+from sluice.plan import plan
+from sluice.state.ledger.history import Batch
 
 
 def resident_mb() -> float:
@@ -25,3 +35,40 @@ def test_a_worker_returns_the_memory_of_a_task_after_the_task() -> None:
     release_memory("stop", {"generation": 2})
     assert resident_mb() < before + 40
     assert last
+
+
+class MeasuredOutput:
+    """Takes the records of a batch, and measures Arrow's memory meanwhile."""
+
+    def __init__(self) -> None:
+        self.allocated = self.size = 0
+
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+        tables = [table for _, table in records]
+        self.size = sum(table.nbytes for table in tables)
+        self.allocated = pa.total_allocated_bytes()
+        return {"changes": sum(map(len, tables))}
+
+
+def test_while_a_batch_is_sent_the_driver_has_only_the_records_that_it_sends() -> None:
+    pipeline = Pipeline("p")
+    numbers = pipeline.stream("numbers", value=int).group_by_key().aggregate(int, max, store="last", returns=int)
+    numbers.to_stream().to("changes")
+    job = plan(pipeline).job
+    (sink,) = job.operator_sinks
+    count = 100_000
+    values = {name: pa.nulls(count, RETURNED_ROW.field(name).type) for name in RETURNED_ROW.names}
+    values |= {"key": pa.array(map(str, range(count))), "value": pa.array(map(str, range(count)))}
+    values |= {name: pa.array(np.arange(count)[::-1]) for name in ("sequence", "origin", "time")}
+    values |= {"group_id": pa.repeat(pa.scalar(sink.number, pa.int32()), count), "path": pa.array([b"\x00"] * count)}
+    side_outputs = SideOutputs()
+    side_outputs.add_changes(0, pa.table(values).select(RETURNED_ROW.names).cast(RETURNED_ROW))
+    collected = Collected(side_outputs.take())
+    del values
+    topic = MeasuredOutput()
+    before = pa.total_allocated_bytes()
+    output = BatchOutput(collected, changes=(), dead_letters=())
+    batch = Batch(number=0, begun=0, partitions={}, ends={})
+    written = OutputWriter(job, 1, Destinations(topic)).write(batch, output, (), RejectedOutput())
+    assert written == {"changes": count}
+    assert topic.allocated - before < topic.size * 1.1
