@@ -31,7 +31,7 @@ from sluice.engine.batch.stream_time import (
     advance,
 )
 from sluice.plan import Edge, Job, PlannedOperator
-from sluice.plan.operator_parameters import Suppress
+from sluice.plan.operator_parameters import Aggregate, PythonAggregate, Suppress
 
 ADVANCES = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
@@ -44,6 +44,8 @@ ADVANCES = pa.schema([
 class Advances:
     """The rows of one task that may advance the stream time of operators."""
 
+    only_last: frozenset[int] = frozenset()
+    """The operators that need only their stream time after the batch (see `only_last_times`)."""
     batches: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     """Operator → its rows."""
 
@@ -72,6 +74,8 @@ class Advances:
                 [*chosen, sides, pa.array(complete), headers],
                 schema=ADVANCES,
             )
+            if operator.number in self.only_last:
+                batch = _latest_rows(batch)
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(
@@ -99,6 +103,21 @@ class Advances:
                 workers,
                 columns | {"advances": advances, "worker": pa.array(range(workers), pa.int32())},
             )
+
+
+def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
+    """The operators that need only their stream time after the batch, not at each position.
+
+    Their rows contain the stream times, and neither their own results nor those of a chained operator wait for one.
+    """
+    operators = [*operators]
+    followed = {operator.chained_to for operator in operators}
+    only_last: set[int] = set()
+    for operator in operators:
+        is_aggregation = isinstance(operator.action, Aggregate | PythonAggregate)
+        if is_aggregation and operator.is_timed_by_source and operator.number not in followed:
+            only_last.add(operator.number)
+    return frozenset(only_last)
 
 
 @dataclass(frozen=True)
@@ -218,7 +237,17 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
     return table if advancing.all() else table.filter(pa.array(advancing))
 
 
-def partition_numbers(table: pa.Table) -> npt.NDArray[np.int64]:
+def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The row with the largest event time of each partition."""
+    times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
+    latest: list[int] = []
+    for number in np.unique(numbers):
+        of_number = np.flatnonzero(numbers == number)
+        latest.append(of_number[np.argmax(times[of_number])])
+    return batch.take(pa.array(latest))
+
+
+def partition_numbers(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The partition number of each row's record."""
     origins: npt.NDArray[np.int64] = table.column("origin").to_numpy()
     _, numbers = partition_of(origins)

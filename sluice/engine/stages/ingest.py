@@ -8,7 +8,7 @@ rows advance the stream time of an operator (`advances`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -30,7 +30,7 @@ from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
 from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
-from sluice.engine.stages.advances import Advances
+from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
 from sluice.values.row_order import END_OF_RECORD
@@ -42,7 +42,7 @@ class _TaskResults(TaskResults):
 
     windowing: Windowing
     windowed: WindowedRecords
-    advances: Advances = field(default_factory=Advances)
+    advances: Advances
 
     def time(self, name: str, part: Partition) -> int:
         """The current stream time of an operator in a partition."""
@@ -122,6 +122,7 @@ class Ingest:
             before=before,
             windowing=Windowing(self.groups, before),
             windowed=WindowedRecords(self.totals),
+            advances=Advances(only_last_times(self.operators)),
         )
 
     def _rows(self, batch: pa.RecordBatch, task: _TaskResults) -> Iterator[pa.RecordBatch]:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from sluice import Pipeline, tumbling, within
 from sluice.engine.batch.row_schemas import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
+from sluice.engine.batch.side_outputs import open_table
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
-from sluice.engine.stages.advances import Advances
+from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.engine.stages.timeline import Timeline
 from sluice.plan import PlannedOperator, plan
 
@@ -141,3 +142,34 @@ def test_a_report_has_only_the_rows_that_advance_stream_time(count: int) -> None
     many = [(number, 0, 7, True) for number in range(count)]
     table = pa.ipc.open_stream(report(operator, *many)).read_all()
     assert table.num_rows == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*, waits: bool) -> None:
+    pipeline = Pipeline("p")
+    groups = pipeline.stream("t", value=Order).group_by_key()
+    counts = groups.windowed_by(tumbling("10 ms")).aggregate(store="s", c="first(_key)")
+    if waits:
+        counts.suppress_until_window_closes().to("closed")
+    operators = plan(pipeline).job.operators
+    operator = operators[0]
+    everything, reported = Advances(), Advances(only_last_times(operators))
+    for begin in range(0, 100, 20):
+        sequences = np.arange(begin, begin + 20)
+        # The records of partition 1 come from two batches in which time goes back.
+        columns = {
+            "sequence": pa.array(sequences),
+            "origin": pa.array(np.concatenate([origins(0, number % 2, np.array([number])) for number in sequences])),
+            "path": pa.array([b"\x00"] * 20),
+            "time": pa.array(np.where(sequences % 2, 500 - sequences, sequences)),
+        }
+        for advances in (everything, reported):
+            advances.add_rows(operator, 0, np.ones(20, bool), columns)
+    made = [
+        next(iter(advances.reports([operator], 1))).column("advances")[0].as_py() for advances in (everything, reported)
+    ]
+    sizes = [open_table(pa.py_buffer(one)).read_all().num_rows for one in made]
+    assert sizes == ([51, 51] if waits else [51, 6])
+    now, then = (Timeline(operator, [one], before(2, "t")) for one in made)
+    assert (now.after, now.closed_after) == (then.after, then.closed_after)
+    assert now.after == {f"{operator.clock}/t/0": 98, f"{operator.clock}/t/1": 499}
