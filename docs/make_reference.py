@@ -59,6 +59,7 @@ _HIDDEN = {
     "AsOf.require_reached",
     "AsOf.require_topics",
     "ContextBase.expire",
+    "ContextBase.turn_to",
     "ContextBase.turn_to_key",
     "ContextBase.turn_to_record",
     "DeltaTable.destination",

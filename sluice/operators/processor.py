@@ -352,9 +352,10 @@ class ContextBase:
         """Set a timer of the key for the time `at`, in epoch ms.
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. With `every`, the timer repeats
-        every `every` ms. The timer replaces the key's timer of the same name. An event timer fires when stream time
-        reaches its time, once for every period that has passed. Its time must not be before the time of the current
-        record or timer. A timer with `clock="wall"` fires at most once per batch, even if several periods have passed.
+        every `every` ms. The timer replaces the key's timer of the same name. By default, the timer fires when stream
+        time reaches its time, once for every period that has passed, and `at` must not be before the time of the
+        current record or timer. A timer with `clock="wall"` fires at most once per batch, even if several periods have
+        passed.
         """
         self._require_timers(name)
         _require_time(f"timer {name!r}", at)
@@ -373,11 +374,12 @@ class ContextBase:
         self._set_timer(name, clock, Schedule(at, every, cause))
 
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
-        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every`.
+        """Let a timer of the key fire whenever stream time, or the wall clock, reaches or passes a multiple of `every`
+        ms.
 
-        `every` is in ms. The timers fire like the punctuators of Kafka Streams. If the clock jumps over several
-        multiples, the timer fires once; `timer.now` is the time that the clock has reached. The record that advances
-        stream time is processed before the timer fires. If the key has this timer, `punctuate` does nothing.
+        The timers fire like the punctuators of Kafka Streams. If the clock jumps over several multiples, the timer
+        fires once; `timer.now` is the time that the clock has reached. The record that advances stream time is
+        processed before the timer fires. If the key has this timer, `punctuate` does nothing.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)

@@ -108,7 +108,10 @@ def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
-    """Sessions of activity: records of a key that are at most `gap` apart are in the same session."""
+    """Sessions of activity: records of a key that are at most `gap` apart are in the same session.
+
+    A record that is at most `gap` apart from two sessions joins them to one.
+    """
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 1 or window.grace_ms < 0:
         at = source_line()

@@ -25,7 +25,8 @@ T = TypeVar("T", int, Any)
 class Window:
     """Windows `[start, start + size)`, as `tumbling` and `hopping` make them.
 
-    They begin at multiples of the advance, and accept records until stream time reaches their end + grace.
+    They begin at multiples of `advance_ms` (tumbling windows: of `size_ms`), and accept records until stream time
+    reaches their end + grace.
     """
 
     size_ms: int
