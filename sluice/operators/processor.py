@@ -374,12 +374,12 @@ class ContextBase:
         self._set_timer(name, clock, Schedule(at, every, cause))
 
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
-        """Let a timer of the key fire whenever stream time, or the wall clock, reaches or passes a multiple of `every`
-        ms.
+        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every` ms.
 
-        The timers fire like the punctuators of Kafka Streams. If the clock jumps over several multiples, the timer
-        fires once; `timer.now` is the time that the clock has reached. The record that advances stream time is
-        processed before the timer fires. If the key has this timer, `punctuate` does nothing.
+        The clock is stream time or, with `clock="wall"`, the wall clock. The timers fire like the punctuators of Kafka
+        Streams. If the clock jumps over several multiples, the timer fires once; `timer.now` is the time that the clock
+        has reached. The record that advances stream time is processed before the timer fires. If the key has this
+        timer, `punctuate` does nothing.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)
