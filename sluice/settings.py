@@ -17,7 +17,7 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token of the state servers, which every caller must send; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains the token of the state servers, instead of SLUICE_SERVER_TOKEN |
-| SLUICE_SERVER_CA | the system's | file with the CA certificates that verify the certificates of state servers |
+| SLUICE_SERVER_CA | the system's certificates | file with the CA certificates that verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
