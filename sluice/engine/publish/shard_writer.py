@@ -176,7 +176,7 @@ class ShardWriter:
                         page[number] = self._sum(old[:5], row)
                         replaced += old[5]
                 changes.append(self._change_rows(worker, [row for row in page if row[0] in wanted]))
-                yield from page
+                yield from (row for row in page if row[4] is not None or row[:4] in before)
 
         count = shard.write_rows(batch, added_up(), self.epoch, lambda: replaced)
         return count, pa.concat_tables(changes)

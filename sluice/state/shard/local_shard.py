@@ -126,9 +126,13 @@ class LocalShard(Shard):
                 # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of
                 # a key together.
                 chunk.sort(key=_ID_OF_ROW)
-                if replaced is None and checksum_before is not None:
-                    before = self._driver.versions_before(batch, [row[:4] for row in chunk])
-                    total -= sum(_checked_digest(*row) for row in before)
+                if replaced is None:
+                    before = {}
+                    if checksum_before is not None:
+                        stored = self._driver.versions_before(batch, [row[:4] for row in chunk])
+                        before = {row[:4]: _checked_digest(*row) for row in stored}
+                    total -= sum(before.values())
+                    chunk = [row for row in chunk if row[4] is not None or row[:4] in before]
                 digests = [row_digest(row) for row in chunk]
                 total += sum(digests)
                 versions = ((*row, digest, batch) for row, digest in zip(chunk, digests, strict=True))

@@ -150,9 +150,13 @@ class Shard(Protocol):
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
-        """Write a batch of state rows in one transaction. Returns their number.
+        """Write a batch of state rows in one transaction. Returns the number of written rows.
 
         A retry replaces the batch. Raises EngineError if the shard has a newer batch.
+
+        A tombstone is written only for a row that the shard has. A session that grows several times in a
+        batch has left tombstones of bounds that no earlier batch knows. If `replaced` is passed, the
+        writer has left such tombstones out itself.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
         sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if the

@@ -97,6 +97,18 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
     assert all(version[3] == version[2] + 15_000 for version in versions)
 
 
+def test_only_rows_that_are_there_get_tombstones(shard: LocalShard) -> None:
+    """A session that grows three times in a batch leaves two tombstones of bounds that were never published."""
+    grown = [(0, "a", 5, 6, None), (0, "a", 5, 7, None), (0, "a", 5, 8, "[3]")]
+    assert shard.write_rows(0, grown) == 1
+    assert shard.write_rows(1, [(0, "a", 5, 8, None), (0, "a", 5, 9, None), (0, "a", 5, 10, "[5]")]) == 2
+    assert [(version.window_end, version.value) for version in shard.row_versions(1, None, 9)] == [
+        (8, None), (10, "[5]"),
+    ]  # fmt: skip
+    assert shard.write_rows(2, [(0, "a", 5, 8, None), (0, "a", 5, 10, "[5]")]) == 1, "the row is gone already"
+    shard.verify_rows(2)
+
+
 def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> None:
     shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
     changed = [row("a", "[2]"), row("c", "[2]")]
@@ -318,7 +330,7 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
     assert list(rows_of(table)) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
-    assert shard.write_rows(0, rows_of(table)) == 3
+    assert shard.write_rows(0, rows_of(table)) == 2, "a row that is not there needs no tombstone"
 
 
 def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
