@@ -247,9 +247,13 @@ def diff(
 
 
 def _difference_row(difference: Difference) -> dict[str, Any]:
-    start = {"start": _time(difference.start)} if difference.start else {}
     values = {"before": difference.before, "after": difference.after}
-    return {"key": difference.key, **start, "kind": difference.kind, **values}
+    return {"key": difference.key, **_bounds(difference), "kind": difference.kind, **values}
+
+
+def _bounds(row: Difference | Entry) -> dict[str, str]:
+    """The bounds of the window; none in a store without windows."""
+    return {"start": _time(row.start), "end": _time(row.end)} if row.start and row.end else {}
 
 
 @app.command()
@@ -282,9 +286,7 @@ def _print_entries(entries: Iterable[Entry], form: Form) -> None:
 
 def _row(entry: Entry) -> dict[str, Any]:
     """The key, the window, and the fields of the value. A field named like another column becomes `value.NAME`."""
-    row: dict[str, Any] = {"key": entry.key}
-    if entry.start and entry.end:
-        row |= {"start": _time(entry.start), "end": _time(entry.end)}
+    row: dict[str, Any] = {"key": entry.key, **_bounds(entry)}
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name
