@@ -10,7 +10,7 @@ from tests.cluster.conftest import Deploy
 from tests.faults.orders import feed
 from tests.faults.truth import compare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 def test_orders_on_two_executors(deploy: Deploy) -> None:

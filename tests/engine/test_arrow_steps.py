@@ -192,7 +192,7 @@ def _is_for_arrow(sql: str) -> bool:
     return not type_expression(sql, COLUMNS).why_spark
 
 
-@settings(suppress_health_check=list(HealthCheck), max_examples=settings().max_examples // 3)
+@settings(suppress_health_check=list(HealthCheck), max_examples=settings().max_examples // 5)
 @given(rows=ROWS, sqls=texts(20))
 def test_random_expressions_have_the_same_results_on_arrow_and_in_spark(
     spark: SparkSession, rows: list[dict[str, Any]], sqls: list[str]

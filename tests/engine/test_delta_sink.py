@@ -193,6 +193,7 @@ def test_a_commit_that_conflicts_with_another_program_is_repeated(lake: Lake) ->
     assert (lake.rows(), len(calls)) == ([("a", 2)], 3)
 
 
+@pytest.mark.heavy
 def test_a_table_that_lost_batches(lake: Lake) -> None:
     lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta")
     with pytest.raises(EngineError, match=r"has no batch, but batch 1\.4 is published"):

@@ -202,6 +202,7 @@ def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
             guard.check(at_the_end, at_the_end)
 
 
+@pytest.mark.heavy  # other tests note another record, which is all that a pipeline sees of a replaced log
 @pytest.mark.fault("F40", "a broker's disk is restored from a copy; then the topic grows past the offset that was read")
 def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, ledger: Ledger) -> None:
     broker, copy = EmbeddedKafka(tmp_path / "kafka", free_port()), tmp_path / "copy"
