@@ -19,6 +19,8 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.timeout(900)
 
 SEPARATOR = "-- next step --"
+COMPLAINTS = ("WARN", "ERROR", "Warning", "%3|", "%4|", "Traceback")
+"""How warnings of Spark, Python and Kafka's client look. A successful run prints none."""
 
 
 @pytest.fixture
@@ -57,6 +59,8 @@ def test_the_commands_print_their_output(clone: Path, end: str) -> None:
     if any(differences):
         pytest.fail("\n".join(filter(None, differences)), pytrace=False)
     assert (status, len(printed)) == (0, len(told) + 1), errors[-3_000:]
+    log = (clone / "run.log").read_text()
+    assert [complaint for complaint in COMPLAINTS if complaint in log] == []
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[int, str, str]:

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from sluice.errors import StateError
-from sluice.local.broker import EmbeddedKafka
 from sluice.local.broker import running as running_broker
 from tests.faults.clock import SteppedClock
 from tests.faults.conftest import Observe, fill, small_disk
@@ -40,26 +39,15 @@ TEN_MINUTES_S = 600.0
 
 @pytest.mark.parametrize("subject", ["orders-postgres"], indirect=True)
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
-def test_a_kill(subject: World, observe: Observe) -> None:
+def test_a_kill(subject: World, observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary files of the killed driver are deleted, too."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     kills = Kills(subject, seed=int(time.time()), poll_s=0.05)
     comparison = kills.run(1, BATCH[subject.name], ahead=2)  # enough that the driver does not end first
-    observe(f"the driver died {dict(kills.phases)}; {comparison}")
-
-
-def test_the_temporary_files_of_a_killed_driver_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    # No broker is needed: the driver starts Spark before it connects to one.
-    orders = World(tmp_path, EmbeddedKafka(tmp_path / "kafka", free_port()))
-    try:
-        driver = orders.start()
-        assert wait_until(lambda: bool([*temporary.glob("sluice-run-*/spark-*")])), driver.output[-3000:]
-        driver.kill("all")
-        assert [*temporary.glob("sluice-run-*/spark-*")]
-    finally:
-        orders.close()
+    subject.close()
     assert [*temporary.iterdir()] == []
+    observe(f"the driver died {dict(kills.phases)}; {comparison}")
 
 
 @pytest.mark.heavy

@@ -292,6 +292,7 @@ def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:
     assert Path(platform.home / "passwords.json").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.heavy  # test_incidents.py names an input that is away, and test_trigger.py waits for one
 @pytest.mark.fault("F47", "the brokers are away while idle, and topics never existed (a sample of incidents)")
 def test_the_page_and_the_command_name_an_input_that_is_away(platform: LocalPlatform, totals: Totals) -> None:
     places, title = Places(platform), "The input is away"
@@ -307,6 +308,7 @@ def test_the_page_and_the_command_name_an_input_that_is_away(platform: LocalPlat
     assert wait_until(lambda: not places.page(PIPELINE, "input"), 60, 0.5)
 
 
+@pytest.mark.heavy  # tests/browser starts a replay, and shows a failed run that links to its log
 @pytest.mark.browser
 def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
     platform: LocalPlatform, totals: Totals
