@@ -38,6 +38,7 @@ def broker(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     settings.cache_clear()
 
 
+@pytest.mark.heavy  # test_tutorial.py runs most of these commands
 def test_the_page_prints_its_output(broker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = read(PAGE)
     write_files(text, tmp_path)

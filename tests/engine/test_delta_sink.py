@@ -129,7 +129,8 @@ def test_an_earlier_writer_cannot_commit(lake: Lake) -> None:
     assert lake.rows() == [("a", 2)]
 
 
-@pytest.mark.parametrize("key", [pytest.param("shop", marks=pytest.mark.heavy), None])
+@pytest.mark.heavy
+@pytest.mark.parametrize("key", ["shop", None])
 def test_a_writer_that_is_paused_within_its_transaction(lake: Lake, key: str | None, tmp_path: Path) -> None:
     """Another driver takes over after the writer's transaction has read the table, and before it commits."""
     target = lake.target(key)
@@ -210,6 +211,7 @@ def test_a_table_that_lost_batches(lake: Lake) -> None:
         lake.begun(gone, Published(batch(5), frozenset({gone.output}), {}))
 
 
+@pytest.mark.heavy
 def test_a_table_has_one_writer(lake: Lake) -> None:
     lake.begun()
     other = lake.sink(pipeline="sales")
@@ -273,6 +275,7 @@ def test_a_key_that_is_a_time(lake: Lake, kind: str, zone: tzinfo | None) -> Non
     assert lake.rows("n") == [(2,)]
 
 
+@pytest.mark.heavy
 def test_rows_that_arrow_rejects_are_an_error_of_the_table(lake: Lake) -> None:
     sink = lake.begun()
     with pytest.raises(EngineError, match=r"The rows for delta:.* were not written: .* too large") as raised:
@@ -292,6 +295,7 @@ def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
     assert lake.rows() == [(" ", 2), ("a b/=%", 1)]
 
 
+@pytest.mark.heavy
 def test_a_table_in_the_folder_of_another(lake: Lake) -> None:
     lake.begun()
     inner = DeltaTable(f"{lake.name}/sales", key="shop")

@@ -80,8 +80,8 @@ def results(running: Running) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("build", "moment"),
     [
-        (shop, "after the Kafka commit"),
         (in_order, "after the shards"),
+        pytest.param(shop, "after the Kafka commit", marks=pytest.mark.heavy),
         pytest.param(shop, "after the plan", marks=pytest.mark.heavy),
         pytest.param(shop, "after the shards", marks=pytest.mark.heavy),
         pytest.param(in_order, "after the Kafka commit", marks=pytest.mark.heavy),

@@ -54,7 +54,7 @@ def larger(so_far: Sale, sale: Sale) -> Sale:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("build", [shop, in_order])
+@pytest.mark.parametrize("build", [pytest.param(shop, marks=pytest.mark.heavy), in_order])
 def test_another_host_repeats_exactly_the_planned_batch(build: Build, start: Start) -> None:
     running = start(build, sales=3)
     a_busy_day(running)

@@ -18,6 +18,7 @@ from tests.acceptance.nexmark.queries import QUERIES
 TABLES = {"q6", "q9"}
 """Queries whose results are the last record of each key of the topic."""
 ON_SPARK = {"q6", "q21"}
+SPARK_TAKES_LONG = (pytest.mark.spark, pytest.mark.heavy)
 """Queries with an expression that only Spark computes."""
 
 
@@ -38,7 +39,8 @@ def results_of(name: str, driver: TopologyTestDriver) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.spark) if name in ON_SPARK else name for name in QUERIES]
+    "name",
+    [pytest.param(name, marks=SPARK_TAKES_LONG) if name in ON_SPARK else name for name in QUERIES],
 )
 @pytest.mark.parametrize(
     ("count", "cuts"),

@@ -22,7 +22,11 @@ def is_key(key, amount):
     return key == amount
 """
 
-CALL = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).value('k', 5))"
+CALL = """
+import pickle, sys
+for pickled in sys.argv[1:]:
+    print(pickle.loads(bytes.fromhex(pickled)).value('k', 5))
+"""
 
 
 @pytest.mark.parametrize(("name", "negated", "result"), [("large", False, "True"), ("is_key", True, "True")])
@@ -100,7 +104,7 @@ def test_a_task_runs_a_script_up_to_its_driver(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(UNGUARDED)
     pickled = subprocess.run([sys.executable, str(file), "pickle"], capture_output=True, text=True, check=True).stdout
-    calls = [[sys.executable, "-c", f"{IN_TASK}; {CALL}", data] for data in pickled.split()]
-    doubled, tripled = (subprocess.run(call, capture_output=True, text=True, check=False) for call in calls)
-    assert doubled.stdout.strip() == "Amount(cents=10)"
-    assert "up to its first TopologyTestDriver, and find no class Later there. Define Later before" in tripled.stderr
+    calls = [sys.executable, "-c", f"{IN_TASK}\n{CALL}", *pickled.split()]
+    done = subprocess.run(calls, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "Amount(cents=10)", "tripled has failed"
+    assert "up to its first TopologyTestDriver, and find no class Later there. Define Later before" in done.stderr
