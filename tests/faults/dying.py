@@ -1,20 +1,25 @@
-"""A process that kills itself (-9) at a given call of an operation: `-m tests.faults.dying CALL OPERATION ...`.
+"""Operations in processes of their own that kill themselves (-9) at a given call.
 
-A test can so kill an operation of some milliseconds at any point, even between two statements. With call 0, the process
-completes the operation and prints the number of calls.
+A test can so kill an operation of some milliseconds at any point, even between two statements. An operation that is not
+killed tells the number of its calls.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _COUNTED = tuple(str(ROOT / "sluice" / path) for path in ("state", "query", "kafka", "engine/run"))
@@ -22,14 +27,27 @@ _COUNTED = tuple(str(ROOT / "sluice" / path) for path in ("state", "query", "kaf
 
 def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
     """Run an operation in its own process. Returns the number of calls, or 0 if the process has killed itself."""
-    command = [sys.executable, "-m", "tests.faults.dying", str(dying_after), operation, *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    variables = inherited | dict(environment)
-    process = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-    if process.returncode == -signal.SIGKILL:
+    asked = [dying_after, [operation, *arguments], inherited | dict(environment)]
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps(asked), file=server.stdin, flush=True)
+    status, output, errors = json.loads(server.stdout.readline())
+    if status == -signal.SIGKILL:
         return 0
-    assert process.returncode == 0, process.stderr[-3000:]
-    return int(process.stdout.split()[-1])
+    assert status == 0, errors[-3000:]
+    return int(output.split()[-1])
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """A process that forks for each operation. Imports take longer than the operations, so it imports them once."""
+    command = [sys.executable, "-m", "tests.faults.dying"]
+    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None
+    atexit.register(server.stdin.close)  # then it ends
+    return server
 
 
 class Counter:
@@ -119,14 +137,14 @@ def repartition(pipeline: str) -> Callable[[], object]:
     return lambda: spread(job, settings())
 
 
-def main(last: str, name: str, *arguments: str) -> None:
+def run(last: int, name: str, *arguments: str) -> None:
     """Run an operation, and kill the process at call number `last`."""
     operations: dict[str, Callable[..., Callable[[], object]]] = {
         "move": move, "retain": retain, "switch": switch, "compare": compare, "redrive": redrive, "rebuild": rebuild,
         "repartition": repartition,
     }  # fmt: skip
     operation = operations[name](*arguments)
-    counter = Counter(int(last))
+    counter = Counter(last)
     threading.setprofile(counter)
     sys.setprofile(counter)
     operation()
@@ -134,5 +152,45 @@ def main(last: str, name: str, *arguments: str) -> None:
     print(counter.number)
 
 
+def run_in_a_fork(last: int, operation: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """The exit status, negative for a signal, and what the process has printed to its output and its errors."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            _run_and_exit(last, operation, environment, output, errors)
+        _, status = os.waitpid(child, 0)
+        for file in (output, errors):
+            file.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read(), errors.read()
+
+
+def _run_and_exit(
+    last: int, operation: list[str], environment: dict[str, str], output: IO[str], errors: IO[str]
+) -> None:
+    os.dup2(output.fileno(), sys.stdout.fileno())
+    os.dup2(errors.fileno(), sys.stderr.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    status = 1
+    try:
+        run(last, *operation)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    import sluice.commands.worker_arguments
+    import sluice.kafka.redrive
+    import sluice.operations.moves
+    import sluice.operations.repartition
+    import sluice.operations.retention
+    import sluice.plan
+    import sluice.query.differences  # noqa: F401
+
+    for line in sys.stdin:
+        print(json.dumps(run_in_a_fork(*json.loads(line))), flush=True)
