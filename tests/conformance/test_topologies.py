@@ -16,7 +16,12 @@ from tests.conformance.topologies import Topology, Trial, records
     [
         pytest.param(2, [9], id="pairs, and a random topology"),
         pytest.param(3, [], id="triples", marks=pytest.mark.heavy),
-        pytest.param(0, [10, 11, 12], id="random topologies", marks=pytest.mark.heavy),
+        pytest.param(
+            0,
+            [10, 11, 12],
+            id="random topologies",
+            marks=(pytest.mark.heavy, pytest.mark.spark),
+        ),
     ],
 )
 def test_chains_of_operators_have_the_results_of_the_model(length: int, long_ones: list[int]) -> None:

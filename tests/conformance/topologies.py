@@ -363,14 +363,19 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
+def needs_spark(topology: Topology) -> bool:
+    """Whether only Spark computes an expression of the topology."""
+    pipeline = Pipeline("topologies", workers=2)
+    add_topologies(pipeline, [topology])
+    return bool(why_not_local(plan(pipeline).job, settings()))
+
+
 def _shared(topologies: Sequence[Topology], together: int) -> Iterator[Sequence[Topology]]:
     """The topologies that run in this process, then the others, so many in a pipeline, because they share a batch."""
     on_spark: list[Topology] = []
     in_process: list[Topology] = []
     for topology in topologies:
-        pipeline = Pipeline("topologies", workers=2)
-        add_topologies(pipeline, [topology])
-        (on_spark if why_not_local(plan(pipeline).job, settings()) else in_process).append(topology)
+        (on_spark if needs_spark(topology) else in_process).append(topology)
         if len(in_process) == together:
             yield in_process
             in_process = []

@@ -110,7 +110,7 @@ def test_a_whole_run_keeps_the_password_secret(server: Server, kafka: EmbeddedKa
     dump = subprocess.run(
         ["pg_dump", server.url(), "--inserts"], check=True, capture_output=True, text=True
     ).stdout  # fmt: skip
-    assert "sluice_sealed_main_g1_w1" in dump
+    assert "sluice_sealed_g1_w1" in dump
     for text in (seen, dump):
         assert "hush" not in text
     for file in (file for file in tmp_path.rglob("*") if file.is_file()):
