@@ -48,32 +48,32 @@ def stream_of(*names: str, kind: Any = int) -> Stream[Any]:
     return Pipeline("names").stream("odd", value=contract)
 
 
-@pytest.mark.parametrize("name", [*SIGNS, *KEYWORDS])
-def test_every_name_can_be_read_in_backticks(name: str) -> None:
-    quoted = f"`{name.replace('`', '``')}`"
-    for text in (f"{quoted} > 1", f"1 + {quoted}", f"abs({quoted})", reference(name)):
-        assert parse(text).fields == {name}
-    stream = stream_of(name)
-    for made in (stream.select(name), stream.filter(f"{quoted} > 0"), stream.select({name: f"{quoted} + 1"})):
-        assert [*made.fields] == [name]
-    sums = stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums")
-    sums.filter(f"{quoted} > 0")
-    for text in (f"sum({quoted})", f"sum({quoted}) FILTER (WHERE {quoted} > 1)", f"first({quoted}, true)"):
-        (call,) = aggregate_calls(text)
-        assert (call.arguments[0].text, call.whole.text) == (quoted, text)
-    stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(f"left.{quoted} > right.{quoted}")
+def test_every_name_can_be_read_in_backticks() -> None:
+    for name in (*SIGNS, *KEYWORDS):
+        quoted = f"`{name.replace('`', '``')}`"
+        for text in (f"{quoted} > 1", f"1 + {quoted}", f"abs({quoted})", reference(name)):
+            assert parse(text).fields == {name}
+        stream = stream_of(name)
+        for made in (stream.select(name), stream.filter(f"{quoted} > 0"), stream.select({name: f"{quoted} + 1"})):
+            assert [*made.fields] == [name]
+        sums = stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums")
+        sums.filter(f"{quoted} > 0")
+        for text in (f"sum({quoted})", f"sum({quoted}) FILTER (WHERE {quoted} > 1)", f"first({quoted}, true)"):
+            (call,) = aggregate_calls(text)
+            assert (call.arguments[0].text, call.whole.text) == (quoted, text)
+        stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(f"left.{quoted} > right.{quoted}")
 
 
-@pytest.mark.parametrize("name", [*SIGNS, *KEYWORDS])
-def test_a_name_without_backticks_is_read_or_refused_with_the_backticks(name: str) -> None:
-    stream = stream_of(name)
-    joined = stream.join(stream.filter(f"`{name.replace('`', '``')}` > 0").to_table(store="kept"))
-    for handle, text, read in ((stream, f"{name} > 1", name), (joined, f"left.{name} > 1", "left")):
-        if (mistake := refusal(handle, text)) is None:
-            assert parse(text).fields == {read}
-        else:
-            assert reference(name) in mistake
-            assert "names: filter at test_field_names.py:" in mistake
+def test_a_name_without_backticks_is_read_or_refused_with_the_backticks() -> None:
+    for name in (*SIGNS, *KEYWORDS):
+        stream = stream_of(name)
+        joined = stream.join(stream.filter(f"`{name.replace('`', '``')}` > 0").to_table(store="kept"))
+        for handle, text, read in ((stream, f"{name} > 1", name), (joined, f"left.{name} > 1", "left")):
+            if (mistake := refusal(handle, text)) is None:
+                assert parse(text).fields == {read}
+            else:
+                assert reference(name) in mistake
+                assert "names: filter at test_field_names.py:" in mistake
 
 
 def refusal(stream: Stream[Any], condition: str) -> str | None:
