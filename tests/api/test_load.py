@@ -114,6 +114,7 @@ async def measure(address: str, token: str, heavy: str) -> Seen:
         return seen
 
 
+@pytest.mark.heavy  # measures times, on a machine that has nothing else to do
 @pytest.mark.attack("S11", "500 scans of a store at once while a user opens Airflow's UI")
 def test_excess_queries_get_429_and_the_ui_stays_usable(airflow: AirflowServer, heavy: str) -> None:
     tries: list[Seen] = []

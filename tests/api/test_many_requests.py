@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import httpx
+import pytest
 
 from sluice.support.processes import with_descendants
 from tests.soak.sizes import Size, assert_flat, size_of
@@ -22,6 +23,7 @@ PATHS = (
 )
 
 
+@pytest.mark.heavy  # the REST API behind state servers answers three thousand requests in tests/servers
 def test_five_hundred_requests_leave_no_threads_and_files(airflow: AirflowServer, viewer: httpx.Client) -> None:
     ask(viewer, 100)
     before = size(airflow)
