@@ -103,19 +103,22 @@ WRONG = {
 ROOT = Path(__file__).parents[3]
 
 
-def checked(text: str, folder: Path) -> str:
-    """mypy's output for a file with this text, with the configuration and the cache of `make lint`."""
-    file = folder / "typed.py"
-    file.write_text(text)
+def checked(folder: Path, **texts: str) -> dict[str, list[str]]:
+    """mypy's errors for files with these texts, by file, with the configuration and the cache of `make lint`."""
+    files = {name: folder / f"{name}.py" for name in texts}
+    for name, file in files.items():
+        file.write_text(texts[name])
     with contextlib.chdir(ROOT):
-        out, errors, _ = api.run([str(file)])
-    return out + errors
+        out, errors, _ = api.run([*map(str, files.values())])
+    assert not errors, errors
+    lines = out.splitlines()
+    return {name: [line for line in lines if line.startswith(f"{file}:")] for name, file in files.items()}
 
 
 def test_mypy_accepts_valid_pipelines_and_finds_mistakes(tmp_path: Path) -> None:
-    assert "Success" in checked(CONTRACTS + RIGHT, tmp_path)
+    report = checked(tmp_path, valid=CONTRACTS + RIGHT, wrong=CONTRACTS + "\n".join(WRONG) + "\n")
+    assert report["valid"] == []
     first = CONTRACTS.count("\n") + 1
-    report = checked(CONTRACTS + "\n".join(WRONG) + "\n", tmp_path).splitlines()
     for number, (line, expected) in enumerate(WRONG.items(), first):
-        errors = [text for text in report if text.startswith(f"{tmp_path / 'typed.py'}:{number}: error")]
+        errors = [text for text in report["wrong"] if text.startswith(f"{tmp_path / 'wrong.py'}:{number}: error")]
         assert any(part in error for part in expected.split("|") for error in errors), (line, errors, report)
