@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -101,17 +102,9 @@ def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
 
 
 def test_many_processes_open_a_new_ledger_at_once(database: str) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_open, args=(ledger_url(database),)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 3
-
-
-def _open(url: str) -> None:
-    Ledger.open(url).close()
+    code = "import sys; from sluice.state.ledger.ledger import Ledger; Ledger.open(sys.argv[1]).close()"
+    processes = [subprocess.Popen([sys.executable, "-c", code, ledger_url(database)]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0] * 3
 
 
 @pytest.mark.parametrize("url", ["mysql://secret@host/x", "no url", "sqlite://"])
