@@ -28,7 +28,7 @@ from sluice.lookups.row_cache import Row, RowCache
 from sluice.operators.call import Rows
 from sluice.operators.encoding import Declared
 from sluice.values.call_parameters import LookedUpTable
-from sluice.values.pydantic_models import has_models
+from sluice.values.stored_values import has_models
 
 
 def _whole_number(key: str) -> int:

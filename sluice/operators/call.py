@@ -23,9 +23,9 @@ from sluice.operators.base import (
 from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
 from sluice.values.call_parameters import CallPolicy
-from sluice.values.contract_values import value_decoder
 from sluice.values.function_wrappers import is_async
 from sluice.values.record_metadata import OnMissing
+from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import windowed_key_text
 
 _CALLS_PER_TURN = 20

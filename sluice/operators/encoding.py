@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -26,9 +27,9 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
-from sluice.values.pydantic_models import encode_model, has_models, stored_type, with_models
 from sluice.values.record_metadata import MOST_KEY_BYTES
 from sluice.values.sql_types import MOST_DIGITS
+from sluice.values.stored_values import author_value, encode_model, has_models, is_converted, stored_type, storer
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
@@ -88,9 +89,9 @@ class Declared:
     """
 
     def __init__(self, kind: Any) -> None:
-        self._kind = kind
         self._is_known = kind is not Any and kind is not None
         self._validate = pydantic_models.validator(kind) if has_models(kind) else None
+        self._store = storer(kind) if self._is_known and is_converted(kind) else None
         self._plain = kind if kind in IMMUTABLE else None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
         # msgspec may leave out the defaults of a Struct, but later steps read every field.
@@ -116,8 +117,10 @@ class Declared:
         A value of another form, such as a dict in place of a Struct, is written as later steps read it: for
         example, with the default of each field that the dict leaves out.
         """
-        if self._validate is not None:
-            return self.typed_json(self._validate(value))
+        if self._store is not None:
+            if self._check_amounts is not None:
+                self._check_amounts(value)
+            return self.typed_json(self.validated(value))
         data = _to_json(value)
         if not self._is_known:
             return _checked_untyped(value, data)
@@ -134,8 +137,8 @@ class Declared:
         """Like `json`, for a value that has been decoded as the type."""
         if not self._is_known:
             return self.json(value)
-        if self._validate is not None:
-            value = pydantic_models.stored(value, self._kind)
+        if self._store is not None:
+            value = self._store(value)
         data = self._encode(value)
         _refuse_infinite(value, data)
         return self._checked(value, data)
@@ -246,13 +249,15 @@ def _encode_hook(value: Any) -> Any:
 def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Exact:
         return Exact.from_bytes(value)
-    if isinstance(kind, _WithModels):
-        return with_models(msgspec.convert(value, stored_type(kind.kind)))
+    if isinstance(kind, _Converted):
+        # `encode_model` has turned models into stored values.
+        store = partial(msgspec.convert, type=stored_type(kind.kind)) if has_models(kind.kind) else storer(kind.kind)
+        return author_value(store(value))
     raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
 
 
-class _WithModels(type):
-    """Metaclass of the types by which states hold values of a type with models, which msgspec cannot decode."""
+class _Converted(type):
+    """Metaclass of the types by which states hold values that are stored as another type than the author's."""
 
     kind: Any
 
@@ -262,7 +267,7 @@ class _WithModels(type):
 
 def state_type(kind: Any) -> Any:
     """The type by which a state holds values of type `kind`."""
-    return _WithModels("WithModels", (), {"kind": kind}) if has_models(kind) else kind
+    return _Converted("Converted", (), {"kind": kind}) if kind is not Any and is_converted(kind) else kind
 
 
 encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode
@@ -270,5 +275,5 @@ encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_
 
 
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a decoder for states of type `kind`, in which values with models have their `state_type`."""
+    """Return a decoder for states of type `kind`, in which values of other types have their `state_type`."""
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

@@ -25,8 +25,8 @@ from sluice.operators.processor import (
     ValueProcessor,
     field_of,
 )
-from sluice.values.contract_values import value_decoder
 from sluice.values.headers import NO_HEADERS, Headers
+from sluice.values.stored_values import value_decoder
 
 
 class Process:

@@ -22,10 +22,10 @@ from sluice.operators.encoding import (
     to_json,
 )
 from sluice.values.contract_parts import amount_check
-from sluice.values.contract_values import value_decoder
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
-from sluice.values.pydantic_models import has_models, validator
+from sluice.values.pydantic_models import validator
+from sluice.values.stored_values import has_models, value_decoder
 from sluice.values.utc_times import AFTER_LAST
 
 Clock = Literal["event", "wall"]

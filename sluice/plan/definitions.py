@@ -11,9 +11,9 @@ from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
 from sluice.topology.serdes import shape_of
 from sluice.values.epochs import EpochTime
-from sluice.values.pydantic_models import models_within
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
+from sluice.values.stored_values import models_within
 from sluice.values.windows import CustomWindow
 
 

@@ -17,7 +17,7 @@ from sluice.state.ledger.history import Batch
 from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
-from sluice.values.pydantic_models import encode_model
+from sluice.values.stored_values import encode_model
 
 HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 """Headers by name, or as pairs of name and value if a name occurs more than once."""

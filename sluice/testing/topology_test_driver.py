@@ -38,7 +38,7 @@ from sluice.testing.piped_records import HeadersArgument, PipedRecords
 from sluice.testing.piped_run import ManualClock, PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
-from sluice.values.json_text import encode_text
+from sluice.values.json_text import encode_text, plain_json
 from sluice.values.pipeline_modules import require_no_task
 from sluice.values.sink_tables import connection_variable
 from sluice.values.topic_patterns import matches
@@ -370,7 +370,7 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
             for row in shard.scan(store.group_id, batch, limit=1_000_000):
                 assert row.value is not None
                 key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
-                yield key, msgspec.json.decode(row.value)[store.store_column]
+                yield key, msgspec.json.decode(plain_json(row.value))[store.store_column]
 
 
 def shared_session() -> SparkSession:

@@ -31,7 +31,7 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
-from sluice.values.json_text import encode_text
+from sluice.values.json_text import JSON_FIELD, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -293,6 +293,11 @@ class Handle(Generic[V]):
             raise TopologyError(
                 f"{where}: the fields of the value are unknown, so the columns are too.",
                 next_step="Declare the type of the value with returns=, or choose fields with select(...).",
+            )
+        if of_any := [name for name, kind in self.fields.items() if JSON_FIELD in kind]:
+            raise TopologyError(
+                f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
+                next_step=f"Write their JSON as text: select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
             )
         is_windowed = nodes.window_of(self.node) is not None
         identity = table.identity_columns(is_windowed=is_windowed)

@@ -14,7 +14,7 @@ from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import require_callable
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import V, Value, serde_of, shape_of
+from sluice.topology.serdes import V, Value, serde_of, topic_shape
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
@@ -23,6 +23,7 @@ from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.epochs import EpochTime
 from sluice.values.expiry import ExpiryClock
+from sluice.values.json_text import JSON_FIELD
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.sink_tables import DeltaTable
 from sluice.values.topic_patterns import pattern_text
@@ -348,7 +349,7 @@ class Pipeline(Graph):
         if serde.decode is not None:
             require_callable(where, serde.decode, "data")
         try:
-            shape = shape_of(serde.contract)
+            shape = topic_shape(serde.contract)
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
@@ -358,6 +359,12 @@ class Pipeline(Graph):
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.",
                     next_step=f"Its fields: {', '.join(fields)}.",
+                )
+        for name in key_fields:
+            if JSON_FIELD in fields[name]:
+                raise TopologyError(
+                    f"{where}: the key {name} has JSON that is not looked into, which is no key.",
+                    next_step=f"Declare the type of {name}.",
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])

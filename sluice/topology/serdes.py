@@ -68,6 +68,16 @@ def shape_of(contract: Contract | None) -> Shape:
     """The shape of a value of type `contract`."""
     if contract is None:
         return Shape.single()
+    if contract is Any:
+        raise TopologyError(
+            "Any is a type only of topics' values and of fields.",
+            next_step="Leave it out: without a declared type, values are plain JSON data.",
+        )
+    return topic_shape(contract)
+
+
+def topic_shape(contract: Contract) -> Shape:
+    """The shape of a topic's values of type `contract`, which may be Any."""
     if contracts.has_fields(contract):
         shape = Shape(contracts.fields(contract))
     else:

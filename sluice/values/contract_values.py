@@ -1,9 +1,8 @@
-"""Converts values of contracts: from JSON, and to JSON data with every field and sorted sets, unlike msgspec."""
+"""Converts values of contracts to JSON data with every field and with sorted sets, unlike msgspec."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, get_origin
@@ -15,13 +14,7 @@ from msgspec import inspect
 from sluice.values.contracts import type_info, types_within
 from sluice.values.epochs import number_of, unit_of
 from sluice.values.keys import sorted_items
-from sluice.values.pydantic_models import has_models, stored_type, with_models
-
-
-def value_decoder(kind: Any) -> Callable[[str | bytes], Any]:
-    """The function that decodes JSON that Sluice has written, for an author's functions."""
-    decode = msgspec.json.Decoder(stored_type(kind)).decode
-    return (lambda text: with_models(decode(text))) if has_models(kind) else decode
+from sluice.values.stored_values import encode_model
 
 
 def as_produced(value: Any, contract: Any) -> Any:
@@ -30,7 +23,7 @@ def as_produced(value: Any, contract: Any) -> Any:
     if all(unit_of(extra) is None for extra in marks):
         return value
     # Plain data has the tags of a union's members.
-    return _with_numbers(msgspec.to_builtins(value, builtin_types=_EXACT), type_info(contract))
+    return _with_numbers(msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=encode_model), type_info(contract))
 
 
 _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)

@@ -17,8 +17,9 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.pydantic_models import stored_type
+from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import MOST_DIGITS, struct_type
+from sluice.values.stored_values import JsonText, stored_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
@@ -38,7 +39,7 @@ ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.Typ
 
 @cache
 def type_info(kind: Any) -> inspect.Type:
-    """Msgspec's description of a type, with a Struct in place of each pydantic model.
+    """The description by msgspec of the type by which values are stored.
 
     Loading a pipeline asks many times for the same type.
     """
@@ -81,7 +82,7 @@ def variants(kind: inspect.Type) -> Sequence[ObjectType]:
 
 def has_fields(contract: Any) -> bool:
     """Whether values of this type have fields."""
-    return type(None) not in get_args(contract) and bool(variants(_info(contract, name_of(contract))))
+    return type(None) not in get_args(stored_type(contract)) and bool(variants(_info(contract, name_of(contract))))
 
 
 def fields(contract: Any) -> dict[str, str]:
@@ -258,6 +259,8 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
                 f"{name}: the field has an empty name in JSON.",
                 next_step="Rename it.",
             )
+        if field.encode_name == JSON_FIELD and kind.cls is not JsonText:
+            raise TopologyError(f"{name}: the name {JSON_FIELD} is reserved by Sluice.", next_step="Rename it.")
         types[field.encode_name] = _sql_type(field.type, name)
         # msgspec.inspect does not report UNSET: it is the default of a Struct's field that has no default here and is
         # not required.

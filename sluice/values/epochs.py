@@ -166,7 +166,7 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     if all(written[field.name] == field.type for field in fields):
         return contract
     config = contract.__struct_config__
-    with_numbers = [(field.name, written[field.name], _field(field)) for field in fields]
+    with_numbers = [(field.name, written[field.name], field_of(field)) for field in fields]
     return msgspec.defstruct(
         contract.__name__,
         with_numbers,
@@ -185,7 +185,7 @@ def _dataclass_in_json(contract: type) -> type:
     written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
     if all(written[name] == hints[name] for name in written):
         return contract
-    members = [(field.name, written[field.name], _default_of(field)) for field in dataclasses.fields(contract)]
+    members = [(field.name, written[field.name], default_of(field)) for field in dataclasses.fields(contract)]
     return msgspec.defstruct(contract.__name__, members, kw_only=True)
 
 
@@ -202,7 +202,8 @@ def _typed_dict_in_json(contract: Any) -> Any:
     return TypedDict(contract.__name__, written)  # type: ignore[operator]
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The field of a Struct for a field of a dataclass."""
     if field.default is not dataclasses.MISSING:
         return msgspec.field(default=field.default)
     if field.default_factory is not dataclasses.MISSING:
@@ -210,7 +211,8 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return msgspec.field()
 
 
-def _field(info: msgspec.structs.FieldInfo) -> Any:
+def field_of(info: msgspec.structs.FieldInfo) -> Any:
+    """The field of another Struct for a field of a Struct: with the same name in JSON and the same default."""
     if info.default_factory is not msgspec.NODEFAULT:
         return msgspec.field(default_factory=info.default_factory, name=info.encode_name)
     return msgspec.field(default=info.default, name=info.encode_name)

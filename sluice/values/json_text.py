@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
@@ -19,6 +21,27 @@ ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
 def json_string(text: str) -> str:
     """The text as a string of JSON."""
     return f'"{text.translate(ESCAPES)}"'
+
+
+JSON_FIELD = "_json"
+"""The only field of the objects by which Sluice's JSON holds values that are not looked into, as texts of JSON."""
+JSON_TEXT = f'{{"{JSON_FIELD}":"'
+"""The beginning of such an object."""
+_TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
+
+
+def plain_json(json: str) -> str:
+    """JSON of Sluice with the JSON of values that are not looked into, as its readers outside of Sluice see it."""
+    return _TEXT_OF_JSON.sub(_put_back, json) if JSON_TEXT in json else json
+
+
+def _put_back(match: re.Match[str]) -> str:
+    text: str = msgspec.json.decode(match[1])
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return match[0]  # an object of the author, which happens to have the same name
+    return text
 
 
 def encode_text(json: str) -> bytes:

@@ -24,8 +24,9 @@ import msgspec
 from sluice.errors import QueryError
 from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
-from sluice.values.pydantic_models import encode_model, is_model
+from sluice.values.pydantic_models import is_model
 from sluice.values.record_metadata import MOST_KEY_BYTES
+from sluice.values.stored_values import encode_model
 
 
 def key_text(value: Any) -> str | None:

@@ -1,25 +1,21 @@
-"""Pydantic models as contracts. Sluice stores the values of a model as a Struct with the same fields.
-
-Pydantic validates values where they come into a pipeline: from a topic, and as results of an author's functions.
-Everything else reads and writes Structs. For an author's functions, models are built from Structs without validation,
-because a validator may change a value, and must not change it again.
+"""Pydantic models as contracts: which models can be stored, the Structs that store them, and their validation.
 
 This module imports pydantic only for types that contain models.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from functools import cache, reduce
+from functools import partial, reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -40,106 +36,18 @@ def is_model(kind: Any) -> bool:
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
-class StoredModel(msgspec.Struct):
-    """Base class of the Structs that hold the values of models."""
-
-    __model__: ClassVar[Any]
-    __fixed__: ClassVar[Mapping[str, Any]] = {}
-    """Fields of the model that the Struct has as its tag."""
-
-
-def stored_type(kind: Any) -> Any:
-    """The type of stored values: `kind` with a Struct in place of each model; `kind` itself if it has no models.
-
-    Raises TopologyError if a model has parts that cannot be stored.
-    """
-    return kind if "pydantic.main" not in sys.modules else _stored_type(kind)
-
-
-def has_models(kind: Any) -> bool:
-    """Whether values of this type may contain models."""
-    return bool(stored_type(kind) != kind)
-
-
-def models_within(kind: Any) -> list[Any]:
-    """The models that values of this type may contain."""
-    if not has_models(kind):
-        return []
-    parts = _parts_of_values(stored_type(kind))
-    return [*dict.fromkeys(part.__model__ for part in parts if _is_stored_model(part))]
-
-
-def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """A stored type and the types within it, including the types of the fields of models."""
-    for part in _parts(kind):
-        yield part
-        if _is_stored_model(part):
-            for field in msgspec.structs.fields(part):
-                yield from _parts_of_values(field.type)
-
-
-def _is_stored_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, StoredModel)
-
-
-def stored(value: Any, kind: Any) -> Any:
-    """The value of a type with models, as its stored type. Raises ValidationError if the value is of another type."""
-    return msgspec.convert(value, stored_type(kind), from_attributes=True)
-
-
-def encode_model(value: Any) -> Any:
-    """For encoders of msgspec: the Struct for a model. Raises TypeError for a value of another type."""
-    if not is_model(type(value)):
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    return stored(value, type(value))
-
-
-def with_models(value: Any) -> Any:
-    """The value with a model in place of each Struct that holds one."""
-    if isinstance(value, StoredModel):
-        return _model_of(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(map(with_models, value))
-    if isinstance(value, dict):
-        return {name: with_models(inner) for name, inner in value.items()}
-    return value
-
-
-def _model_of(value: StoredModel) -> Any:
-    kind = value.__model__
-    fields = {name: with_models(getattr(value, name)) for name in value.__struct_fields__}
-    named = {name: value.__fixed__[name] if name in value.__fixed__ else fields[name] for name in kind.model_fields}
-    model = kind.__new__(kind)
-    # As after unpickling: the fields are set without the validators.
-    model.__setstate__(
-        {
-            "__dict__": named,
-            "__pydantic_extra__": None,
-            "__pydantic_fields_set__": {*named},
-            "__pydantic_private__": None,
-        }
-    )
-    # This method also makes the private attributes. `model_construct` calls it, too.
-    if kind.__pydantic_post_init__:
-        model.model_post_init(None)
-    return model
-
-
 def validator(kind: Any) -> Callable[[Any], Any]:
     """The function that validates a value, such as a dict in place of a model, as pydantic does."""
     validate = _adapter(kind).validate_python
     return lambda value: _validated(validate, value)
 
 
-def json_validator(kind: Any) -> Callable[[bytes], Any]:
-    """The function that validates JSON as pydantic does, and returns the value as its stored type."""
+def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
+    """The function that validates JSON as pydantic does."""
     validate = _adapter(kind).validate_json
-    has_decimals = Decimal in _parts_of_values(stored_type(kind))
-
-    def decode(data: bytes) -> Any:
-        return stored(_validated(validate, _with_exact_numbers(data) if has_decimals else data), kind)
-
-    return decode
+    if not has_decimals:
+        return lambda data: _validated(validate, data)
+    return lambda data: _validated(validate, _with_exact_numbers(data))
 
 
 def _adapter(kind: Any) -> Any:
@@ -187,52 +95,157 @@ def _with_exact_numbers(data: bytes) -> bytes:
     return _LONG_NUMBER.sub(exact, data)
 
 
+def plain_data(kind: Any) -> Callable[[Any], Any]:
+    """The function that converts values of a type with models to plain data, with the names of the JSON."""
+    return partial(_adapter(kind).dump_python, by_alias=True, warnings=False)
+
+
+def instance(model: Any, fields: Mapping[str, Any]) -> Any:
+    """An instance of a model with these fields, built without the validators."""
+    made = model.__new__(model)
+    # As after unpickling.
+    made.__setstate__(
+        {
+            "__dict__": {name: fields[name] for name in model.model_fields},
+            "__pydantic_extra__": None,
+            "__pydantic_fields_set__": {*fields},
+            "__pydantic_private__": None,
+        }
+    )
+    # This method also makes the private attributes. `model_construct` calls it, too.
+    if model.__pydantic_post_init__:
+        made.model_post_init(None)
+    return made
+
+
 # -- The Structs for models
 
 
-@cache
-def _stored_type(kind: Any) -> Any:
-    return _replaced(kind, getattr(kind, "__name__", str(kind)))
+_DEEPEST = 40
+"""Limit for nested models; a model that exceeds it is taken to contain itself."""
 
 
-def _replaced(kind: Any, where: str) -> Any:
-    """The type with a Struct in place of each model, outside of models."""
-    if is_model(kind):
-        return _struct(kind, where)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return _union([_bare(part) for part in arguments], where, lambda part: _replaced(part, where)) or kind
-    if origin is None:
-        _refuse_models_in(kind, where)
-    replaced = tuple(part if part is ... or origin is Literal else _replaced(part, where) for part in arguments)
-    if all(new is old for new, old in zip(replaced, arguments, strict=True)):
-        return kind
-    return origin[replaced]
+@dataclass(frozen=True)
+class ModelStructs:
+    """Makes the Structs that store models."""
+
+    base: type[msgspec.Struct]
+    """The base class of the Structs. Their attribute `__made_for__` is the model."""
+    replace: Callable[[Any, str], Any]
+    """Takes a type that is no model, and its place for errors. Returns the type by which its values are stored."""
+
+    def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
+        """The Struct for a model, without the field `tag`, whose value is the Struct's tag."""
+        if where.count(".") > _DEEPEST:
+            raise TopologyError(f"{where[:100]}...: a model that contains itself has no Spark SQL type.")
+        _refuse_unstorable(model, where)
+        fields = []
+        for name, field in model.model_fields.items():
+            if name != tag:
+                kind = self._field_type(field.annotation, [field], f"{where}.{name}", model)
+                fields.append((name, kind, msgspec.field(name=_json_name(name, field))))
+        namespace: dict[str, Any] = {"__made_for__": model}
+        config: dict[str, Any] = {}
+        if tag is not None:
+            tag_field = model.model_fields[tag]
+            value = _only_choice(tag_field)
+            if value is None:
+                raise TopologyError(
+                    f"{where}: {model.__name__}.{tag} tells models of a union apart, but is not a single text.",
+                    next_step=f"Declare it as {tag}: Literal['...'].",
+                )
+            namespace["__fixed__"] = {tag: value}
+            forbids = model.model_config.get("extra") == "forbid"
+            config = {"tag": value, "tag_field": _json_name(tag, tag_field), "forbid_unknown_fields": forbids}
+        struct: Any = msgspec.defstruct(
+            model.__name__,
+            fields,
+            bases=(self.base,),
+            module=model.__module__,
+            namespace=namespace,
+            kw_only=True,
+            **config,
+        )
+        # By its qualified name, `require_importable` recognizes a model that is defined in a function.
+        struct.__qualname__ = model.__qualname__
+        return struct  # type: ignore[no-any-return]
+
+    def union(
+        self,
+        members: Sequence[Any],
+        where: str,
+        replace: Callable[[Any], Any],
+        tag: str | None = None,
+    ) -> Any:
+        """The union with the types by which its members are stored; None if these are the members themselves.
+
+        Several models become Structs with a tag.
+        """
+        members = [_bare(member) for member in members]
+        models = [member for member in members if is_model(member)]
+        tag = tag or _tag_of(models, where) if len(models) > 1 else None
+        replaced = [self.struct(member, where, tag) if is_model(member) else replace(member) for member in members]
+        if all(new is old for new, old in zip(replaced, members, strict=True)):
+            return None
+        return reduce(or_, replaced)
+
+    def _field_type(
+        self,
+        kind: Any,
+        metadata: Sequence[Any],
+        where: str,
+        model: Any,
+    ) -> Any:
+        """The type of a model's field in the Struct: without constraints, which pydantic checks."""
+        if get_origin(kind) is Annotated:
+            kind, *inner = get_args(kind)
+            metadata = [*metadata, *inner]
+        marks = [mark for each in metadata for mark in (*getattr(each, "metadata", ()), each)]
+        _refuse_marks(marks, where)
+        if kind is Decimal:
+            return _decimal(marks, where)
+        if is_model(kind):
+            return self.struct(kind, where)
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Union, UnionType):
+            discriminator = next(filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None)
+            if discriminator is not None and not isinstance(discriminator, str):
+                raise TopologyError(f"{where}: a discriminator is the name of a field.")
+
+            def replace(part: Any) -> Any:
+                # The digits of `amount: Decimal | None = Field(max_digits=12, decimal_places=2)` belong to the Decimal.
+                return self._field_type(part, marks if part is Decimal else (), where, model)
+
+            return self.union(arguments, where, replace, discriminator) or kind
+        if origin is Literal:
+            if any(isinstance(choice, Enum) for choice in arguments):
+                raise TopologyError(
+                    f"{where}: a Literal of Enum members is not possible.", next_step="Use their values."
+                )
+            return kind
+        if origin is not None:
+            return origin[
+                tuple(part if part is ... else self._field_type(part, (), where, model) for part in arguments)
+            ]
+        return self._plain_type(kind, where, model)
+
+    def _plain_type(self, kind: Any, where: str, model: Any) -> Any:
+        if kind is bytes:
+            raise TopologyError(
+                f"{where}: pydantic reads bytes as text, but Sluice writes bytes as base64.",
+                next_step="Declare it as str.",
+            )
+        if isinstance(kind, type) and issubclass(kind, Enum) and model.model_config.get("use_enum_values"):
+            return Literal[tuple(member.value for member in kind)]
+        name = getattr(kind, "__name__", "")
+        if str(getattr(kind, "__module__", "")).startswith("pydantic") and name in _PYDANTIC_TYPES:
+            return _PYDANTIC_TYPES[name]
+        return self.replace(kind, where)
 
 
 def _bare(kind: Any) -> Any:
+    """A model without annotations around it, such as the Tag of a union's member."""
     return get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind
-
-
-def _union(
-    members: list[Any],
-    where: str,
-    replace: Callable[[Any], Any],
-    tag: str | None = None,
-) -> Any:
-    """The union with Structs in place of models; None if it has no models.
-
-    Several models become Structs with a tag.
-    """
-    models = [member for member in members if is_model(member)]
-    if len(models) > 1:
-        tag = tag or _tag_of(models, where)
-        replaced = [_struct(member, where, tag) if is_model(member) else replace(member) for member in members]
-    else:
-        replaced = [replace(member) for member in members]
-    if all(new is old for new, old in zip(replaced, members, strict=True)):
-        return None
-    return reduce(or_, replaced)
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
@@ -251,82 +264,6 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
 def _only_choice(field: Any) -> str | None:
     choices = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
     return choices[0] if len(choices) == 1 and type(choices[0]) is str else None
-
-
-def _refuse_models_in(kind: Any, where: str) -> None:
-    """Raise TopologyError for a Struct, dataclass or TypedDict with a model in it, and for a dataclass of pydantic."""
-    if dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__"):
-        raise TopologyError(
-            f"{where} is a dataclass of pydantic.",
-            next_step="Declare it as a pydantic.BaseModel, or as a dataclass of Python.",
-        )
-    for name, part in _annotations(kind).items():
-        if any(is_model(inner) for inner in _parts(part)):
-            raise TopologyError(
-                f"{where}.{name}: a field of a pydantic model is possible only in another model.",
-                next_step=f"Declare {where} as a pydantic.BaseModel.",
-            )
-        for inner in _parts(part):
-            if inner is not kind and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-                stored_type(inner)
-
-
-def _annotations(kind: Any) -> dict[str, Any]:
-    """The annotations of a class with fields; empty for other types."""
-    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    if not (is_struct or dataclasses.is_dataclass(kind) or is_typeddict(kind)):
-        return {}
-    try:
-        return get_type_hints(kind, include_extras=True)
-    except (TypeError, NameError):
-        return {}  # msgspec's error for these annotations says more
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    yield kind
-    for part in get_args(kind):
-        yield from _parts(part)
-
-
-_DEEPEST = 40
-"""Limit for nested models; a model that exceeds it is taken to contain itself."""
-
-
-def _struct(model: Any, where: str, tag: str | None = None) -> type[StoredModel]:
-    """The Struct for a model, without the field `tag`, whose value is the Struct's tag."""
-    if where.count(".") > _DEEPEST:
-        raise TopologyError(f"{where[:100]}...: a model that contains itself has no Spark SQL type.")
-    _refuse_unstorable(model, where)
-    fields = []
-    for name, field in model.model_fields.items():
-        if name != tag:
-            kind = _field_type(field.annotation, [field], f"{where}.{name}", model)
-            fields.append((name, kind, msgspec.field(name=_json_name(name, field))))
-    namespace: dict[str, Any] = {"__model__": model}
-    config: dict[str, Any] = {}
-    if tag is not None:
-        tag_field = model.model_fields[tag]
-        value = _only_choice(tag_field)
-        if value is None:
-            raise TopologyError(
-                f"{where}: {model.__name__}.{tag} tells models of a union apart, but is not a single text.",
-                next_step=f"Declare it as {tag}: Literal['...'].",
-            )
-        namespace["__fixed__"] = {tag: value}
-        forbids = model.model_config.get("extra") == "forbid"
-        config = {"tag": value, "tag_field": _json_name(tag, tag_field), "forbid_unknown_fields": forbids}
-    struct: Any = msgspec.defstruct(
-        model.__name__,
-        fields,
-        bases=(StoredModel,),
-        module=model.__module__,
-        namespace=namespace,
-        kw_only=True,
-        **config,
-    )
-    # By its qualified name, `require_importable` recognizes a model that is defined in a function.
-    struct.__qualname__ = model.__qualname__
-    return struct  # type: ignore[no-any-return]
 
 
 def _json_name(name: str, field: Any) -> str:
@@ -367,43 +304,6 @@ def _identifier(model: Any) -> str:
     return re.sub(r"\W", "", model.__name__.title())
 
 
-def _field_type(
-    kind: Any,
-    metadata: Sequence[Any],
-    where: str,
-    model: Any,
-) -> Any:
-    """The type of a model's field in the Struct: without constraints, which pydantic checks."""
-    if get_origin(kind) is Annotated:
-        kind, *inner = get_args(kind)
-        metadata = [*metadata, *inner]
-    marks = [mark for each in metadata for mark in (*getattr(each, "metadata", ()), each)]
-    _refuse_marks(marks, where)
-    if kind is Decimal:
-        return _decimal(marks, where)
-    if is_model(kind):
-        return _struct(kind, where)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        discriminator = next(filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None)
-        if discriminator is not None and not isinstance(discriminator, str):
-            raise TopologyError(f"{where}: a discriminator is the name of a field.")
-        replace = _replacing(marks, where, model)
-        return _union([_bare(part) for part in arguments], where, replace, discriminator) or kind
-    if origin is Literal:
-        if any(isinstance(choice, Enum) for choice in arguments):
-            raise TopologyError(f"{where}: a Literal of Enum members is not possible.", next_step="Use their values.")
-        return kind
-    if origin is not None:
-        return origin[tuple(part if part is ... else _field_type(part, (), where, model) for part in arguments)]
-    return _plain_type(kind, where, model)
-
-
-def _replacing(marks: Sequence[Any], where: str, model: Any) -> Callable[[Any], Any]:
-    # The digits of `amount: Decimal | None = Field(max_digits=12, decimal_places=2)` belong to the Decimal.
-    return lambda part: _field_type(part, marks if part is Decimal else (), where, model)
-
-
 def _refuse_marks(marks: Sequence[Any], where: str) -> None:
     for mark in marks:
         if type(mark).__name__ in ("PlainSerializer", "WrapSerializer"):
@@ -437,21 +337,6 @@ def _decimal(marks: Sequence[Any], where: str) -> Any:
             next_step="Declare them: Decimal = Field(max_digits=12, decimal_places=2).",
         )
     return Annotated[Decimal, msgspec.Meta(extra={"precision": precision, "scale": scale})]
-
-
-def _plain_type(kind: Any, where: str, model: Any) -> Any:
-    if kind is bytes:
-        raise TopologyError(
-            f"{where}: pydantic reads bytes as text, but Sluice writes bytes as base64.",
-            next_step="Declare it as str.",
-        )
-    if isinstance(kind, type) and issubclass(kind, Enum) and model.model_config.get("use_enum_values"):
-        return Literal[tuple(member.value for member in kind)]
-    name = getattr(kind, "__name__", "")
-    if str(getattr(kind, "__module__", "")).startswith("pydantic") and name in _PYDANTIC_TYPES:
-        return _PYDANTIC_TYPES[name]
-    _refuse_models_in(kind, where)
-    return kind
 
 
 _PYDANTIC_TYPES = {

@@ -32,6 +32,7 @@ from sluice.engine.batch.side_outputs import BatchStats
 from sluice.plan import Job, Sink, Step
 from sluice.state.model import NO_WINDOW
 from sluice.values.dead_letter_headers import FIRST, escaped
+from sluice.values.json_text import plain_json
 
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
@@ -118,7 +119,7 @@ def dead_letters_of_steps(
             partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            key, value = _encoded(row["key"]), _encoded(rejected.value)
+            key, value = _encoded(row["key"]), _encoded(None if rejected.value is None else plain_json(rejected.value))
             headers = []
             for name, text in _step_headers(step, place, row, rejected):
                 headers.append(header(f"sluice.{name}", text))

@@ -21,7 +21,7 @@ from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
-from sluice.values.json_text import encode_text
+from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
 from sluice.values.windows import Bounds
@@ -52,7 +52,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
     cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
     """
-    table = latest_changes(sink, table)
+    table = _with_plain_values(latest_changes(sink, table))
     columns = {"key": table.column("key"), "value": table.column("value")}
     if "headers" in table.column_names:
         columns["headers"] = table.column("headers")
@@ -75,6 +75,15 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
             columns["timestamp"] = table.column(name)
     records = pa.table(columns)
     return _reject_errors(sink, table, records, errors, rejected) if errors else records
+
+
+def _with_plain_values(table: pa.Table) -> pa.Table:
+    """The records with the JSON of values of type Any as the topics had it."""
+    values = table.column("value")
+    if not pc.any(pc.match_substring(values, JSON_TEXT)).as_py():
+        return table
+    plain = [None if value is None else plain_json(value) for value in values.to_pylist()]
+    return table.set_column(table.schema.get_field_index("value"), "value", pa.array(plain, pa.string()))
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:

@@ -29,7 +29,7 @@ from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, failing_
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
-from sluice.values import contract_parts, epochs, pydantic_models
+from sluice.values import contract_parts, stored_values
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -123,12 +123,11 @@ class ValueDecoder:
             return partial(self._decode_by_author, author.value)
         if contract is None:
             return bytes.decode
-        kind = self.source.value_class
-        return pydantic_models.json_validator(kind) if self._has_models else epochs.decoder(kind)
+        return stored_values.topic_decoder(self.source.value_class)
 
     @cached_property
     def _has_models(self) -> bool:
-        return self.source.contract is not None and pydantic_models.has_models(self.source.value_class)
+        return self.source.contract is not None and stored_values.has_models(self.source.value_class)
 
     @property
     def _is_by_author(self) -> bool:
@@ -151,10 +150,10 @@ class ValueDecoder:
             raise msgspec.ValidationError(f"decode returned {type(value).__name__}, not {expected.__name__}")
         if self.source.contract is None:
             return value
-        if self._has_models:
-            return pydantic_models.stored(value, self.source.value_class)
         if self._check_amounts is not None:
             self._check_amounts(value)
+        if stored_values.is_converted(self.source.value_class):
+            return stored_values.storer(self.source.value_class)(value)
         try:
             plain = msgspec.to_builtins(value, builtin_types=ARROW_TYPES)
         except TypeError as error:

@@ -25,9 +25,9 @@ from sluice.plan import Job, PythonFunction
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.call_parameters import FunctionBatch
-from sluice.values.contract_values import value_decoder
 from sluice.values.keys import key_text
 from sluice.values.phrases import counted
+from sluice.values.stored_values import value_decoder
 
 Outcome: TypeAlias = dict[str, Any] | None
 """The result of a call, or its error; None for a record that does not reach the step."""

@@ -24,7 +24,7 @@ from sluice.operators.aggregation.aggregate_functions import (
 from sluice.operators.aggregation.statistics import ArgumentPair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder, state_type
 from sluice.values import contract_parts
-from sluice.values.contract_values import value_decoder
+from sluice.values.stored_values import value_decoder
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 

@@ -8,11 +8,13 @@ import msgspec
 
 from sluice.errors import QueryError, StateError
 from sluice.state.model import EntryId
+from sluice.values.json_text import JSON_TEXT, plain_json
 
 T = TypeVar("T")
 
 _VALUES = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = b"null"
+_JSON_TEXT = JSON_TEXT.encode()
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -53,4 +55,6 @@ def store_value(column: int, values: str | None) -> msgspec.Raw | None:
         raise StateError("A value is damaged.") from None
     except RecursionError:
         raise StateError("A value is nested too deeply to be read.") from None
+    if _JSON_TEXT in bytes(value):
+        value = msgspec.Raw(plain_json(bytes(value).decode()).encode())
     return None if bytes(value) == _NULL else value

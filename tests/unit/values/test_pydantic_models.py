@@ -129,9 +129,8 @@ def _with(kind: Any, **options: Any) -> Any:
         (WithForeign, r"WithForeign\.foreign: CustomType has no Spark SQL type"),
         (Home, r"Home\.cats: a field of a pydantic model is possible only in another model\. .* Home as a pydantic"),
         (House, r"House\.cat: a field of a pydantic model is possible only in another model"),
-        (Street, r"Home\.cats: a field of a pydantic model"),
+        (Street, r"Street\.home\.cats: a field of a pydantic model"),
         (_with(House), r"Odd\.field\.cat: a field of a pydantic model"),
-        #.*\.cats: a field of a pydantic model"),
         (Validated, r"Validated is a dataclass of pydantic"),
     ],
 )  # fmt: skip

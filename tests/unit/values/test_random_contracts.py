@@ -25,8 +25,9 @@ from sluice.plan import plan
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_to_json import json_values
 from sluice.sql.arrow_types import arrow_type
-from sluice.values.contract_values import value_decoder
 from sluice.values.contracts import sql_type
+from sluice.values.json_text import plain_json
+from sluice.values.stored_values import value_decoder
 
 
 class Colour(Enum):
@@ -48,6 +49,18 @@ _SIMPLE: list[tuple[Any, Values]] = [
     (Colour, st.sampled_from(Colour)),
     (Literal["a", "b"], st.sampled_from(["a", "b"])),
 ]
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+_SIMPLE.append((Any, _JSON))
 
 
 def _struct(fields: Mapping[str, Any]) -> Any:
@@ -110,7 +123,7 @@ def test_a_value_is_read_back_as_it_was_written(make: Callable[[Mapping[str, Any
     pipeline.stream("made", value=contract).to("copies")
     (source,) = plan(pipeline).job.streams
     decoder = ValueDecoder(source)
-    rows, read, dead_letters = decoder.decode([text.encode() for text in texts])
+    rows, read, dead_letters = decoder.decode([plain_json(text).encode() for text in texts])
     assert (rows, dead_letters) == ([*range(len(values))], [])
     columns = decoder.columns.json(read)
     assert columns == json_values(array_of_json(pa.array(texts), arrow_type(sql_type(contract))))

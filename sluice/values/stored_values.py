@@ -1,0 +1,334 @@
+"""How Sluice stores values that msgspec and SQL cannot hold as the author declares them: as Structs.
+
+A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with the same fields.
+A value of type Any becomes the text of its JSON, which stays as it is in SQL, states and stores. The text is put back
+into the JSON where values leave Sluice: `values.json_text.plain_json`.
+
+pydantic validates models where they come into a pipeline: from a topic, and as results of an author's functions. For
+functions, models are built from Structs without validation, because a validator may change a value, and must not
+change it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from functools import cache, partial
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.values import epochs, pydantic_models
+from sluice.values.json_limits import LONGEST_STRING
+from sluice.values.json_text import JSON_FIELD, plain_json
+from sluice.values.pydantic_models import ModelStructs, is_model
+
+
+class JsonText(msgspec.Struct, frozen=True):
+    """A value of type Any."""
+
+    text: str = msgspec.field(name=JSON_FIELD)
+    """The JSON as the topic has it."""
+
+
+class Stored(msgspec.Struct):
+    """Base class of the Structs that hold values of an author's class."""
+
+    __made_for__: ClassVar[Any]
+    __fixed__: ClassVar[Mapping[str, Any]] = {}
+    """Fields of a model that the Struct has as its tag."""
+
+
+class _AnyValue(type):
+    """Metaclass of `_FROM_ANY`. Every result of the hook counts as an instance."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return True
+
+
+_FROM_ANY = _AnyValue("AnyValue", (), {})
+"""In place of Any in the types for `msgspec.convert`, which calls `_json_text` for it."""
+
+
+def stored_type(kind: Any) -> Any:
+    """The type of stored values; `kind` itself if its values are stored as they are.
+
+    Raises TopologyError if a model has parts that cannot be stored.
+    """
+    return _replaced_type(kind, JsonText | None)
+
+
+def is_converted(kind: Any) -> bool:
+    """Whether values of this type are stored as another type."""
+    return bool(stored_type(kind) != kind)
+
+
+def has_models(kind: Any) -> bool:
+    """Whether values of this type may contain models."""
+    return bool(models_within(kind))
+
+
+def models_within(kind: Any) -> list[Any]:
+    """The models that values of this type may contain."""
+    made_for = [part.__made_for__ for part in _parts_of_values(stored_type(kind)) if _is_stored(part)]
+    return [*dict.fromkeys(filter(is_model, made_for))]
+
+
+def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """The function that decodes a topic's JSON to stored values."""
+    if has_models(kind):
+        has_decimals = Decimal in _parts_of_values(stored_type(kind))
+        validate, store = pydantic_models.json_validator(kind, has_decimals=has_decimals), storer(kind)
+        return lambda data: store(validate(data))
+    if not is_converted(kind):
+        return epochs.decoder(kind)
+    # msgspec.Raw keeps the text of JSON.
+    decode, converted = epochs.decoder(_replaced_type(kind, msgspec.Raw)), _replaced_type(kind, _FROM_ANY)
+    return lambda data: msgspec.convert(decode(data), converted, from_attributes=True, dec_hook=_json_text)
+
+
+@cache
+def storer(kind: Any) -> Callable[[Any], Any]:
+    """The function that converts values of the type `kind` to their stored type.
+
+    It raises ValidationError for a value of another type.
+    """
+    converted = _replaced_type(kind, _FROM_ANY)
+    # Plain data has the names and tags of the JSON.
+    if has_models(kind):
+        plain = pydantic_models.plain_data(kind)
+    else:
+        plain = partial(msgspec.to_builtins, builtin_types=_EXACT, enc_hook=encode_model)
+    return lambda value: msgspec.convert(plain(value), converted, dec_hook=_json_text)
+
+
+_EXACT = (bytes, date, datetime, Decimal)
+"""Types that `to_builtins` leaves as they are."""
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _json_text(_: Any, value: Any) -> JsonText | None:
+    """The hook of msgspec that makes stored values of values of type Any."""
+    text = bytes(value).decode() if isinstance(value, msgspec.Raw) else _encode(value).decode()
+    if len(text) > LONGEST_STRING:
+        raise ValueError(f"JSON of {len(text):,} characters; at most {LONGEST_STRING:,} are possible")
+    return None if text == "null" else JsonText(text)
+
+
+def encode_model(value: Any) -> Any:
+    """For encoders of msgspec: the Struct for a model. Raises TypeError for a value of another type."""
+    if not is_model(type(value)):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return storer(type(value))(value)
+
+
+def value_decoder(kind: Any) -> Callable[[str | bytes], Any]:
+    """The function that decodes JSON that Sluice has written, for an author's functions."""
+    decode = msgspec.json.Decoder(stored_type(kind)).decode
+    if kind is Any:
+        decode_any = msgspec.json.Decoder(Any).decode
+        return lambda text: decode_any(plain_json(text))
+    return (lambda text: author_value(decode(text))) if is_converted(kind) else decode
+
+
+def author_value(value: Any) -> Any:
+    """A stored value as the author has declared it."""
+    if isinstance(value, JsonText):
+        return msgspec.json.decode(value.text)
+    if isinstance(value, Stored):
+        return _instance(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(map(author_value, value))
+    if isinstance(value, dict):
+        return {name: author_value(inner) for name, inner in value.items()}
+    return value
+
+
+def _instance(value: Stored) -> Any:
+    """An instance of the author's class."""
+    kind = value.__made_for__
+    fields = {name: author_value(getattr(value, name)) for name in value.__struct_fields__}
+    if is_model(kind):
+        return pydantic_models.instance(kind, fields | value.__fixed__)
+    if is_typeddict(kind):
+        return fields
+    if issubclass(kind, msgspec.Struct):
+        return kind(**fields)
+    # As msgspec does, without `__init__`, which may not take all fields.
+    instance = object.__new__(kind)
+    for name, field in fields.items():
+        object.__setattr__(instance, name, field)
+    if hasattr(instance, "__post_init__"):
+        instance.__post_init__()
+    return instance
+
+
+# -- The Structs
+
+
+@cache
+def _replaced_type(kind: Any, any_type: Any) -> Any:
+    """The type with Structs in place of models and of classes with fields of type Any, and `any_type` in place of Any.
+
+    `kind` itself if it has neither.
+    """
+    return _Replacing(any_type, ()).replaced(kind, getattr(kind, "__name__", str(kind)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replacing:
+    any_type: Any
+    within: tuple[Any, ...]
+    """The classes whose fields are being replaced, to find a class that contains itself."""
+
+    def replaced(self, kind: Any, where: str) -> Any:
+        if kind is Any:
+            return self.any_type
+        if is_model(kind):
+            return self._model_structs.struct(kind, where)
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is None:
+            return self._class(kind, where)
+        if origin is Literal:
+            return kind
+        if origin in (Union, UnionType):
+            # Any allows None.
+            if Any in arguments:
+                return self.any_type
+            return self._model_structs.union(arguments, where, lambda part: self.replaced(part, where)) or kind
+        if origin is Annotated:
+            arguments, marks = arguments[:1], arguments[1:]
+            inner = self.replaced(arguments[0], where)
+            return kind if inner is arguments[0] else Annotated[(inner, *marks)]
+        replaced = tuple(part if part is ... else self.replaced(part, where) for part in arguments)
+        if all(new is old for new, old in zip(replaced, arguments, strict=True)):
+            return kind
+        return origin[replaced]
+
+    @property
+    def _model_structs(self) -> ModelStructs:
+        return ModelStructs(Stored, self.replaced)
+
+    def _class(self, kind: Any, where: str) -> Any:
+        """The Struct for a class with fields of type Any; the class itself if it has none."""
+        _refuse_models_in(kind, where)
+        # The error for a class that contains itself comes with its SQL type.
+        if kind in self.within:
+            return kind
+        inner = _Replacing(self.any_type, (*self.within, kind))
+        annotations = _annotations(kind)
+        types = {name: _unmarked(declared) for name, declared in annotations.items()}
+        replaced = {name: inner.replaced(part, f"{where}.{name}") for name, part in types.items()}
+        if all(replaced[name] is part for name, part in types.items()):
+            return kind
+        if unnamed := next((name for name in replaced if not name.isidentifier()), None):
+            raise TopologyError(f"{where}: with a field of type Any, {unnamed!r} must be a name in Python.")
+        optional = [name for name, declared in annotations.items() if _is_optional(kind, name, declared)]
+        return _struct(kind, replaced, optional)
+
+
+def _is_optional(kind: Any, name: str, declared: Any) -> bool:
+    """Whether a TypedDict may leave the field out."""
+    if not is_typeddict(kind) or get_origin(declared) is Required:
+        return False
+    return get_origin(declared) is NotRequired or name not in kind.__required_keys__
+
+
+def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any:
+    """The Struct for a class, with fields of these types. A TypedDict may leave the `optional` fields out."""
+    config: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"__made_for__": kind}
+    if is_typeddict(kind):
+        fields = [(name, types[name], msgspec.field()) for name in types if name not in optional]
+        # A field that is left out is None in Python functions.
+        fields += [(name, types[name] | None, msgspec.field(default=None)) for name in optional]
+    elif dataclasses.is_dataclass(kind):
+        fields = [(field.name, types[field.name], epochs.default_of(field)) for field in dataclasses.fields(kind)]
+    else:
+        fields = [(field.name, types[field.name], epochs.field_of(field)) for field in msgspec.structs.fields(kind)]
+        of_struct = kind.__struct_config__
+        config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
+        if of_struct.tag_field is not None:
+            config |= {"tag": of_struct.tag, "tag_field": of_struct.tag_field}
+            # By this attribute, `msgspec.convert` recognizes the member of a union.
+            namespace[of_struct.tag_field] = of_struct.tag
+    struct: Any = msgspec.defstruct(
+        kind.__name__,
+        fields,
+        bases=(Stored,),
+        module=kind.__module__,
+        namespace=namespace,
+        kw_only=True,
+        **config,
+    )
+    # By its qualified name, `require_importable` recognizes a class that is defined in a function.
+    struct.__qualname__ = kind.__qualname__
+    return struct
+
+
+def _unmarked(declared: Any) -> Any:
+    return get_args(declared)[0] if get_origin(declared) in (Required, NotRequired) else declared
+
+
+def _refuse_models_in(kind: Any, where: str) -> None:
+    """Raise TopologyError for a Struct, dataclass or TypedDict with a model in it, and for a dataclass of pydantic."""
+    if dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__"):
+        raise TopologyError(
+            f"{where} is a dataclass of pydantic.",
+            next_step="Declare it as a pydantic.BaseModel, or as a dataclass of Python.",
+        )
+    for name, part in _annotations(kind).items():
+        if any(map(is_model, _parts(part))):
+            raise TopologyError(
+                f"{where}.{name}: a field of a pydantic model is possible only in another model.",
+                next_step=f"Declare {kind.__name__} as a pydantic.BaseModel.",
+            )
+
+
+def _annotations(kind: Any) -> dict[str, Any]:
+    """The annotations of a class with fields; empty for other types."""
+    try:
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            # An array has no names, and is refused with its SQL type.
+            fields = () if kind.__struct_config__.array_like else msgspec.structs.fields(kind)
+            return {field.name: field.type for field in fields}
+        if dataclasses.is_dataclass(kind) or is_typeddict(kind):
+            return get_type_hints(kind, include_extras=True)
+    except (TypeError, NameError):
+        pass  # msgspec's error for these annotations says more
+    return {}
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
+
+
+def _parts_of_values(kind: Any) -> Iterator[Any]:
+    """A stored type and the types within it, including the types of the fields of Structs for models."""
+    for part in _parts(kind):
+        yield part
+        if _is_stored(part):
+            for field in msgspec.structs.fields(part):
+                yield from _parts_of_values(field.type)
+
+
+def _is_stored(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Stored)

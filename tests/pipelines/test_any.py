@@ -1,0 +1,227 @@
+"""Values and fields of type Any keep their JSON exactly, from topic to topic and in stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, NotRequired, TypedDict
+
+import pytest
+from msgspec import Struct
+from pydantic import BaseModel
+
+from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, within
+from sluice.errors import TopologyError
+from sluice.testing import TopologyTestDriver
+from tests.pipelines.conftest import Drive
+
+ODD = '{"z": 1.50,  "a": [12345678901234567890123, 1E+2, {"deep":"\\u00e9 \\"x\\" {\\"_json\\":\\"1\\"}"}], "z2":null}'
+"""JSON that no decoder writes again as it is."""
+
+
+class Event(Struct, rename="camel"):
+    event_id: str
+    user: str
+    details: Any
+    parts: list[Any] = []
+    named: dict[str, Any] = {}
+
+
+class User(Struct):
+    user: str
+    settings: Any = None
+
+
+def event(number: int, details: str = ODD) -> str:
+    nested = f'"parts":[{details}, null, "x"],"named":{{"n": {details}}}'
+    return f'{{"eventId":"e{number}","user":"ann","details":{details},{nested}}}'
+
+
+def raw(driver: TopologyTestDriver, topic: str) -> list[str]:
+    """The values of a topic as they are written."""
+    driver.commit()
+    return [record["value"] for record in driver._run.output.records.get(topic, [])]
+
+
+WRITTEN = f'{{"eventId":"e1","user":"ann","details":{ODD},"parts":[{ODD},null,"x"],"named":{{"n":{ODD}}}}}'
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_the_json_stays_as_it_is_through_all_steps(drive: Drive, by_one: bool) -> None:
+    def has_deep(event: Event) -> bool:
+        assert event.parts == [event.details, None, "x"]
+        assert event.named == {"n": event.details}
+        return bool(event.details["a"][0] == 12345678901234567890123)
+
+    pipeline = Pipeline("events", workers=2)
+    events: Stream[Event] = pipeline.stream("events", value=Event, key="user")
+    users = pipeline.table("users", value=User, key="user")
+    events.filter("eventId <> 'e2'").filter(has_deep).to("copies")
+    events.filter("eventId = 'e1'").select("details", part="parts[0]", name="upper(user)").to("selected")
+    events.join(users).select(details="left.details", settings="right.settings").to("joined")
+    events.filter("eventId = 'e1'").join(events.filter("eventId = 'e1'"), within("1 hour")).to("pairs")
+    events.to_table(store="latest").to("changes")
+    events.group_by_key().aggregate(store="newest", details="max_by(details, eventId)")
+    events.map_values("length(details._json)").to("lengths")
+    driver = drive(pipeline)
+    driver.pipe("users", f'{{"user": "ann", "settings":  {ODD}}}')
+    for value in (event(1), event(2, "7"), '{"eventId":"e3","user":"ann","details":[01]}'):
+        if by_one:
+            driver.commit()
+        driver.pipe("events", value)
+    assert raw(driver, "copies") == [WRITTEN]
+    assert raw(driver, "selected") == [f'{{"details":{ODD},"part":{ODD},"name":"ANN"}}']
+    assert raw(driver, "joined") == [f'{{"details":{details},"settings":{ODD}}}' for details in (ODD, "7")]
+    assert raw(driver, "pairs") == [f'{{"left":{WRITTEN},"right":{WRITTEN}}}']
+    assert raw(driver, "changes") == [WRITTEN, WRITTEN.replace("e1", "e2").replace(ODD, "7")]
+    assert raw(driver, "lengths") == [str(len(ODD)), "1"]
+    assert driver.store("users")["ann"]["settings"]["a"][0] == 12345678901234567890123
+    assert driver.store("latest")["ann"]["parts"] == [7, None, "x"]
+    assert driver.store("newest") == {"ann": {"details": 7}}
+    assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["malformed"]
+
+
+@dataclass
+class Reading:
+    sensor: str
+    at: EpochMillis
+    extra: Any = None
+    tags: dict[str, Any] = field(default_factory=dict)
+
+
+class Visit(TypedDict):
+    page: str
+    cookies: list[Any]
+    referrer: NotRequired[Any]
+
+
+class Opened(Struct, tag="opened"):
+    account: str
+    by: Any
+
+
+class Paid(Struct, tag="paid"):
+    account: str
+    amount: Decimal2
+
+
+class Invoice(BaseModel):
+    number: int
+    lines: list[Any]
+
+
+class Remember:
+    """Sends the last value of a key, and then keeps the new one."""
+
+    def init(self, context: Context) -> None:
+        self.context, self.last = context, context.store("last")
+
+    def process(self, record: Record[Reading]) -> None:
+        self.context.forward(record.key, self.last.get("reading"))
+        self.last.put("reading", record.value)
+
+
+BIG = '{"b": [9007199254740993, {"c":null}], "a":true}'
+"""JSON that a function can read and write again, except for the spaces."""
+WRITTEN_BIG = BIG.replace(" ", "")
+
+
+def test_functions_and_states_get_the_decoded_value(drive: Drive) -> None:
+    decoded = {"b": [9007199254740993, {"c": None}], "a": True}
+
+    def checked(reading: Reading) -> Reading:
+        assert type(reading) is Reading
+        assert reading.extra == decoded
+        assert reading.tags == {"x": decoded, "y": None}
+        return Reading(reading.sensor, reading.at, reading.tags["x"])
+
+    def name(event: Opened | Paid) -> str:
+        return f"opened by {event.by}" if isinstance(event, Opened) else f"paid {event.amount}"
+
+    def cookies(visit: Visit) -> Any:
+        return [*visit["cookies"], visit["referrer"]]
+
+    pipeline = Pipeline("kinds", workers=2)
+    readings = pipeline.stream("readings", value=Reading, key="sensor", event_time="at")
+    readings.map_values(checked, returns=Reading).filter("extra IS NOT NULL AND size(tags) = 0").to("checked")
+    readings.process(Remember, stores={"last": Reading}, returns=Reading).output.to("before")
+    readings.group_by_key().reduce(lambda _, reading: reading, store="reduced").to("reduced")
+    accounts: Stream[Opened | Paid] = pipeline.stream("accounts", value=Opened | Paid, key="account")
+    accounts.map_values(name, returns=str).to("names")
+    visits: Stream[Visit] = pipeline.stream("visits", value=Visit)
+    visits.map_values(cookies, returns=list[Any]).to("cookies")
+    invoices = pipeline.stream("invoices", value=Invoice)
+    invoices.map_values(lambda invoice: invoice.lines, returns=list[Any]).to("lines")
+    invoices.to("invoice_copies")
+    driver = drive(pipeline)
+    reading = f'{{"sensor":"s","at":1700000000000,"extra":{BIG},"tags":{{"x":{BIG},"y":null}}}}'
+    for _ in range(2):
+        driver.pipe("readings", reading)
+        driver.commit()
+    driver.pipe("accounts", f'{{"type":"opened","account":"a","by":{BIG}}}')
+    driver.pipe("accounts", Paid("a", Decimal("2.50")))
+    driver.pipe("visits", f'{{"page":"p","cookies":[{BIG},1.50]}}')
+    driver.pipe("invoices", f'{{"number":1,"lines":[{BIG}]}}')
+    assert driver.dead_letters() == []
+    at = '"at":"2023-11-14T22:13:20.000000Z"'
+    checked_once = f'{{"sensor":"s",{at},"extra":{WRITTEN_BIG},"tags":{{}}}}'
+    assert raw(driver, "checked") == [checked_once] * 2
+    again = f'{{"sensor":"s",{at},"extra":{WRITTEN_BIG},"tags":{{"x":{WRITTEN_BIG},"y":null}}}}'
+    assert raw(driver, "before") == [None, again]
+    assert raw(driver, "reduced") == [again.replace(".000000Z", "Z")] * 2
+    assert driver.store("last") == {"s": {"reading": {**driver.store("reduced")["s"]}}}
+    assert raw(driver, "names") == [f'"opened by {decoded}"', '"paid 2.50"']
+    assert raw(driver, "cookies") == [f"[{WRITTEN_BIG},1.5,null]"]
+    assert raw(driver, "lines") == [f"[{WRITTEN_BIG}]"]
+    assert raw(driver, "invoice_copies") == [f'{{"number":1,"lines":[{WRITTEN_BIG}]}}']
+
+
+def test_a_whole_value_of_type_any_stays_as_it_is(drive: Drive) -> None:
+    pipeline = Pipeline("whole", workers=2)
+    values: Stream[Any] = pipeline.stream("values", value=Any)
+    values.to("copies")
+    values.filter("value._json LIKE '%deep%'").to("deep")
+    values.filter(lambda value: value == 7).map_values(lambda value: value + 1, returns=int).to("eight")
+    values.to_table(store="latest").to("changes")
+    shops: Stream[Any] = pipeline.stream("shops", value=Any)
+    shops.join(pipeline.global_table("names", value=Any), on="_key").to("joined")
+    driver = drive(pipeline)
+    driver.pipe("names", ODD, key="k")
+    driver.pipe("shops", ' "x" ', key="k")
+    for text in (ODD, "7", "[] ", '"\\u00e9"', "{", "null"):
+        driver.pipe("values", text, key="k")
+    assert raw(driver, "copies") == [ODD, "7", "[]", '"\\u00e9"', "null"]
+    assert raw(driver, "deep") == [ODD]
+    assert raw(driver, "eight") == ["8"]
+    assert raw(driver, "joined") == [f'{{"left":"x","right":{ODD}}}']
+    assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["malformed"]
+
+
+@pytest.mark.spark
+def test_spark_looks_into_the_json(drive: Drive) -> None:
+    pipeline = Pipeline("deep", workers=2)
+    events = pipeline.stream("events", value=Event, key="user")
+    events.select("details", deep="get_json_object(details._json, '$.a[2].deep')").to("deep")
+    driver = drive(pipeline)
+    driver.pipe("events", event(1))
+    driver.pipe("events", event(2, "null"))
+    deep = '"é \\"x\\" {\\"_json\\":\\"1\\"}"'
+    assert raw(driver, "deep") == [f'{{"details":{ODD},"deep":{deep}}}', '{"details":null,"deep":null}']
+
+
+def test_wrong_uses_of_any_are_errors() -> None:
+    class Reserved(Struct):
+        _json: str
+
+    pipeline = Pipeline("wrong")
+    with pytest.raises(TopologyError, match="the key details has JSON that is not looked into"):
+        pipeline.stream("events", value=Event, key="details")
+    with pytest.raises(TopologyError, match="the name _json is reserved by Sluice"):
+        pipeline.stream("reserved", value=Reserved)
+    events = pipeline.stream("events2", value=Event)
+    with pytest.raises(
+        TopologyError, match=r"details has values of type Any.*select\(\.\.\., details='details\._json'\)"
+    ):
+        events.to(DeltaTable("/tmp/events"))
+    with pytest.raises(TopologyError, match=r"returns=Any is a type only of topics' values.* Leave it out"):
+        events.map_values(lambda event: event.details, returns=Any)
