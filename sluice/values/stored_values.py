@@ -133,24 +133,32 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
 
 def encode_model(value: Any) -> Any:
     """For encoders of msgspec: the Struct for a model. Raises TypeError for a value of another type."""
-    if not is_model(type(value)):
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    return storer(type(value))(value)
+    kind: Any = type(value)
+    if not is_model(kind):
+        raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
+    return storer(kind)(value)
 
 
-def value_decoder(kind: Any) -> Callable[[str | bytes], Any]:
+def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
     """The function that decodes JSON that Sluice has written, for an author's functions."""
-    decode = msgspec.json.Decoder(stored_type(kind)).decode
     if kind is Any:
-        decode_any = msgspec.json.Decoder(Any).decode
-        return lambda text: decode_any(plain_json(text))
+        return _decode_plain
+    decode = msgspec.json.Decoder(stored_type(kind)).decode
     return (lambda text: author_value(decode(text))) if is_converted(kind) else decode
+
+
+def _decode_plain(json: str | msgspec.Raw) -> Any:
+    """Plain JSON data. Parts of it may have been declared as Any."""
+    return _decode_any(plain_json(json if isinstance(json, str) else bytes(json).decode()))
+
+
+_decode_any = msgspec.json.Decoder(Any).decode
 
 
 def author_value(value: Any) -> Any:
     """A stored value as the author has declared it."""
     if isinstance(value, JsonText):
-        return msgspec.json.decode(value.text)
+        return _decode_any(value.text)
     if isinstance(value, Stored):
         return _instance(value)
     if isinstance(value, list | tuple | set | frozenset):
@@ -165,7 +173,7 @@ def _instance(value: Stored) -> Any:
     kind = value.__made_for__
     fields = {name: author_value(getattr(value, name)) for name in value.__struct_fields__}
     if is_model(kind):
-        return pydantic_models.instance(kind, fields | value.__fixed__)
+        return pydantic_models.instance(kind, {**fields, **value.__fixed__})
     if is_typeddict(kind):
         return fields
     if issubclass(kind, msgspec.Struct):
