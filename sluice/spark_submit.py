@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Thread
 
 from sluice.errors import SettingsError
-from sluice.provision.class_archive import QUIET_ARCHIVE, WRITE_OPTION, class_archive
+from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
 from sluice.provision.machine_checks import LOOPBACK
 from sluice.settings import Settings
 
@@ -47,7 +47,7 @@ also be optimized, which takes longer than it saves. The JVM's young generation 
 read are garbage before the collector copies them. A run over four million orders takes 80 CPU seconds with these
 options, and 93 CPU seconds with Java's defaults.
 """
-QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *QUIET_ARCHIVE)
+QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xmn96m", *ARCHIVE_OPTIONS)
 """Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
 archive of classes. A small young generation uses the same memory again instead of new pages."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import PreflightError
-from sluice.provision.class_archive import QUIET_ARCHIVE, archive_file, class_archive
+from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
 from sluice.provision.jars import Bundle
 from sluice.provision.jars import folder as jars_folder
 from sluice.provision.machine_checks import LOOPBACK, check_port, find_java, free_port
@@ -34,7 +34,7 @@ START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 _LOADING_SECONDS = 5.0
 
-_JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *QUIET_ARCHIVE]
+_JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true", *ARCHIVE_OPTIONS]
 _QUICK = ["-XX:TieredStopAtLevel=1"]
 """Options with which a JVM compiles code once instead of optimizing it further."""
 _LOGGING = [

@@ -18,8 +18,13 @@ from sluice.provision.machine_checks import find_java
 
 WRITE_OPTION = "-XX:ArchiveClassesAtExit="
 """The option that makes a JVM write the archive when it exits; the archive's path follows."""
-QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:class+path=off")
-"""Options for a JVM that does not log that an archive of classes cannot be used."""
+ARCHIVE_OPTIONS = (
+    # By default, Java 17 moves the archive to a random address, and so copies all of its pages into memory of its
+    # own. At the address for which the archive was made, the JVM uses the file's pages, and JVMs share 100 MB.
+    "-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0",
+    "-Xlog:cds=off", "-Xlog:class+path=off",
+)  # fmt: skip
+"""Options for a JVM that uses an archive of classes, and logs nothing if it cannot."""
 
 
 @contextmanager

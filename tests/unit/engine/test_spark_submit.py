@@ -15,7 +15,8 @@ import pytest
 from typing_extensions import override
 
 from sluice.errors import SettingsError
-from sluice.provision.class_archive import class_archive
+from sluice.provision.class_archive import ARCHIVE_OPTIONS, class_archive
+from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -252,3 +253,11 @@ def test_after_a_run_that_wrote_no_archive_the_next_one_may(tmp_path: Path) -> N
     for _ in range(2):
         with class_archive(tmp_path, [jar]) as option:
             assert option.startswith("-XX:ArchiveClassesAtExit=")
+
+
+def test_a_jvm_uses_the_pages_of_its_archive_as_they_are_in_the_file() -> None:
+    """At another address, the JVM would copy all pages into memory of its own."""
+    command = [find_java().path, *ARCHIVE_OPTIONS, "-Xlog:cds=info", "-version"]
+    log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "Mapped static  region #0" in log
+    assert "alternative address" not in log
