@@ -55,6 +55,8 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform
         "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
         # The scheduler looks for work less often than in the demo, which wants short waits.
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",
+        # No file changes, so none needs to be imported again.
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
     }
     with MigratedPlatform(home, free_port(), free_port(), environment=environment) as platform:
         sessions = platform.sessions
