@@ -43,6 +43,7 @@ _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _LISTED_AFTER_S = 0.05
 _AT_ONCE = 10_000
+_WITHOUT_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
 _NOTHING_THERE = {
     KafkaError._PARTITION_EOF,
@@ -99,6 +100,19 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: froz
                     next_step="Check that the brokers reach their controller.",
                 )
             time.sleep(_LISTED_AFTER_S)
+
+
+def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
+    """The first offset of a partition, and the next one. Waits until a broker leads a partition that is new."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=timeout_s)
+        except KafkaException as error:
+            # A broker lists a new topic a moment before it leads the topic's partitions.
+            if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > until:
+                raise
+        time.sleep(_LISTED_AFTER_S)
 
 
 def _was_created(name: str, error: BaseException | None) -> bool:

@@ -28,6 +28,7 @@ from confluent_kafka.cimpl import NewPartitions
 
 from sluice import Pipeline
 from sluice.engine.run.driver_lease import Patience
+from sluice.kafka.topics import watermark_offsets
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.audits import Audit
@@ -246,7 +247,7 @@ class Episode(Running):
     def _end(self, source: str) -> int:
         """The offset of a source's next record. The end of a transaction takes an offset, too."""
         with closing(Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})) as consumer:
-            _, end = consumer.get_watermark_offsets(TopicPartition(self.names(source), 0), timeout=20)
+            _, end = watermark_offsets(consumer, TopicPartition(self.names(source), 0), 20)
             return end
 
     # --- What must have happened ---

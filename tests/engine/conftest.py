@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from sluice.engine.run.driver_lease import this_process
 from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError
+from sluice.kafka.topics import watermark_offsets
 from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
 from sluice.settings import Settings
@@ -173,7 +174,7 @@ def state_rows(location: str, info: StoreInfo, batch: int) -> Iterator[tuple[Any
 
 
 def _beginning(consumer: Consumer, topic: str, partition: int) -> TopicPartition:
-    offset, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+    offset, _ = watermark_offsets(consumer, TopicPartition(topic, partition), 20)
     return TopicPartition(topic, partition, offset)
 
 

@@ -34,6 +34,7 @@ from sluice.engine.batch.job_topics import (
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import BatchDiffers, EngineError
 from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
+from sluice.kafka.topics import watermark_offsets
 from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
@@ -310,7 +311,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
         # Reading the watermarks makes the client find the partition's
         # leader at once instead of after 0.5 s.
         markers = TopicPartition(writer.markers, 0)
-        markers.offset, _ = consumer.get_watermark_offsets(markers, TIMEOUT_S)
+        markers.offset, _ = watermark_offsets(consumer, markers, TIMEOUT_S)
         consumer.assign([markers])
         messages = list(_messages_to_the_end(consumer))
     newest: dict[int, Marker] = {}

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from sluice.engine.batch.job_topics import TIMEOUT_S, TopicLimits, kafka_errors, topic_limits
 from sluice.errors import EngineError
 from sluice.kafka.brokers import COMMITS_NOTHING, quiet
-from sluice.kafka.topics import records_at, topic_ids
+from sluice.kafka.topics import records_at, topic_ids, watermark_offsets
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import GenerationRef
@@ -215,8 +215,7 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
 
 def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int, int]]:
     for number in range(partitions):
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=TIMEOUT_S)
-        yield low, high
+        yield watermark_offsets(consumer, TopicPartition(topic, number), TIMEOUT_S)
 
 
 def _fingerprint(record: Message) -> str:

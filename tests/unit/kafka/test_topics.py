@@ -1,4 +1,4 @@
-"""Creating topics with a broker that is slow to list them."""
+"""Topics that were created a moment ago, with a broker that is slow to list and to lead them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from sluice.errors import EngineError
 from sluice.kafka import topics
-from sluice.kafka.topics import Topic, create_topics
+from sluice.kafka.topics import Topic, create_topics, watermark_offsets
 
 
 class SlowBroker:
@@ -46,3 +47,31 @@ def test_a_topic_that_no_broker_lists_is_reported(broker: SlowBroker, monkeypatc
     monkeypatch.setattr(topics, "_TIMEOUT_S", 0)
     with pytest.raises(EngineError, match="Topic another was created, but the broker has not listed it"):
         create_topics({}, [Topic("another")])
+
+
+class SlowLeader:
+    """A consumer of a broker that answers with errors first."""
+
+    def __init__(self, *errors: int) -> None:
+        self.errors = [*errors]
+
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:
+        if self.errors:
+            raise KafkaException(KafkaError(self.errors.pop(0)))
+        return 0, 7
+
+
+def test_the_offsets_of_a_new_partition_are_read_when_a_broker_leads_it(broker: SlowBroker) -> None:
+    consumer: Any = SlowLeader(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
+    assert watermark_offsets(consumer, TopicPartition("sales", 0), 20) == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout_s"),
+    [(KafkaError.NOT_LEADER_FOR_PARTITION, -1), (KafkaError.TOPIC_AUTHORIZATION_FAILED, 20)],
+    ids=["no leader in time", "another error"],
+)
+def test_other_errors_of_the_broker_are_raised(code: int, timeout_s: float, broker: SlowBroker) -> None:
+    consumer: Any = SlowLeader(code)
+    with pytest.raises(KafkaException):
+        watermark_offsets(consumer, TopicPartition("sales", 0), timeout_s)
