@@ -20,6 +20,7 @@ from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
+from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", ""]
@@ -109,6 +110,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         raise TopologyError(
             f"{where} is {kind}, not an array.",
             next_step="Make an array, for example with split(text, ' ').",
+        )
+    if need == "key" and JSON_FIELD in kind:
+        raise TopologyError(
+            f"{where} has JSON that is not looked into, which is no key.",
+            next_step=f"Use the text of the JSON: {text}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")

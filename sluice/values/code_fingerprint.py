@@ -55,7 +55,7 @@ def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
             for member in vars(value).values():
                 # Class methods and decorated methods wrap the function with the author's code.
                 inner = getattr(member, "__func__", member)
-                function = inspect.unwrap(inner) if callable(member) else member
+                function = inspect.unwrap(inner) if callable(inner) else inner
                 if isinstance(function, FunctionType):
                     yield from _descriptions_of_used_values(function, seen)
         case list() | tuple() | dict():

@@ -216,6 +216,8 @@ def test_wrong_uses_of_any_are_errors() -> None:
     pipeline = Pipeline("wrong")
     with pytest.raises(TopologyError, match="the key details has JSON that is not looked into"):
         pipeline.stream("events", value=Event, key="details")
+    with pytest.raises(TopologyError, match=r"'details' has JSON that is not looked into.* details\._json"):
+        pipeline.stream("grouped", value=Event).group_by("details")
     with pytest.raises(TopologyError, match="the name _json is reserved by Sluice"):
         pipeline.stream("reserved", value=Reserved)
     events = pipeline.stream("events2", value=Event)

@@ -80,7 +80,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
 def _with_plain_values(table: pa.Table) -> pa.Table:
     """The records with the JSON of values of type Any as the topics had it."""
     values = table.column("value")
-    if not pc.any(pc.match_substring(values, JSON_TEXT)).as_py():
+    if pa.types.is_null(values.type) or not pc.any(pc.match_substring(values, JSON_TEXT)).as_py():
         return table
     plain = [None if value is None else plain_json(value) for value in values.to_pylist()]
     return table.set_column(table.schema.get_field_index("value"), "value", pa.array(plain, pa.string()))

@@ -91,6 +91,26 @@ def test_the_hash_is_the_same_in_every_python_version(load: Load) -> None:
     assert code_fingerprint(lambda value: value + 1) == "45bc78ec3eed8dc4"
 
 
+def test_the_hash_of_a_model_covers_what_its_validators_use(load: Load) -> None:
+    source = """
+from pydantic import BaseModel, field_validator
+
+def cents(amount):
+    return amount * 100
+
+class Payment(BaseModel):
+    amount: int
+
+    @field_validator("amount", mode="before")
+    @classmethod
+    def in_cents(cls, amount):
+        return cents(amount)
+"""
+    before = code_fingerprint(load(source).Payment)
+    assert code_fingerprint(load(source).Payment) == before
+    assert code_fingerprint(load(source.replace("* 100", "* 1000")).Payment) != before
+
+
 def test_lambdas_on_one_line_have_different_hashes() -> None:
     # fmt: off
     same, other, same_again = (lambda v: v + 1), (lambda v: v + 2), (
