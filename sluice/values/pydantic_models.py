@@ -25,8 +25,8 @@ from sluice.values.phrases import counted
 
 _MOST_ERRORS = 3
 """How many of pydantic's errors for a value a message has."""
-_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+\.\d+(?:[eE][+-]?\d+)?', re.DOTALL)
-"""Matches strings, too, so that a number within a string is not taken for a number."""
+_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL)
+"""Matches numbers with a point or an exponent, and strings, so that no number within a string is taken for one."""
 
 
 def is_model(kind: Any) -> bool:
@@ -144,6 +144,7 @@ class ModelStructs:
             if name != tag:
                 kind = self._field_type(field.annotation, [field], f"{where}.{name}", model)
                 fields.append((name, kind, msgspec.field(name=_json_name(name, field))))
+        _require_different_names(model, where)
         namespace: dict[str, Any] = {"__made_for__": model}
         config: dict[str, Any] = {}
         if tag is not None:
@@ -220,13 +221,13 @@ class ModelStructs:
         if origin is Literal:
             if any(isinstance(choice, Enum) for choice in arguments):
                 raise TopologyError(
-                    f"{where}: a Literal of Enum members is not possible.", next_step="Use their values."
+                    f"{where}: a Literal of Enum members is not possible.",
+                    next_step="Use their values.",
                 )
             return kind
         if origin is not None:
-            return origin[
-                tuple(part if part is ... else self._field_type(part, (), where, model) for part in arguments)
-            ]
+            parts = [part if part is ... else self._field_type(part, (), where, model) for part in arguments]
+            return origin[tuple(parts)]
         return self._plain_type(kind, where, model)
 
     def _plain_type(self, kind: Any, where: str, model: Any) -> Any:
@@ -269,6 +270,18 @@ def _only_choice(field: Any) -> str | None:
 def _json_name(name: str, field: Any) -> str:
     """The name under which the field is written."""
     return field.serialization_alias or field.alias or name
+
+
+def _require_different_names(model: Any, where: str) -> None:
+    """Raise TopologyError if two fields are written under one name."""
+    names: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        other = names.setdefault(_json_name(name, field), name)
+        if other != name:
+            raise TopologyError(
+                f"{where}: {model.__name__} writes the fields {other} and {name} under one name.",
+                next_step="Give one of them another alias.",
+            )
 
 
 def _refuse_unstorable(model: Any, where: str) -> None:

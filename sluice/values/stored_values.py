@@ -71,6 +71,13 @@ def stored_type(kind: Any) -> Any:
 
     Raises TopologyError if a model has parts that cannot be stored.
     """
+    try:
+        hash(kind)
+    except TypeError:
+        raise TopologyError(
+            f"{kind} is not a type of values.",
+            next_step="Declare it without annotations, such as Opened | Paid.",
+        ) from None
     return _replaced_type(kind, JsonText | None)
 
 

@@ -89,6 +89,11 @@ class Validated:
     name: str
 
 
+class Twins(BaseModel):
+    a: int = Field(alias="b")
+    b: int = Field(alias="b")
+
+
 class Foreign:
     pass
 
@@ -131,6 +136,8 @@ def _with(kind: Any, **options: Any) -> Any:
         (House, r"House\.cat: a field of a pydantic model is possible only in another model"),
         (Street, r"Street\.home\.cats: a field of a pydantic model"),
         (_with(House), r"Odd\.field\.cat: a field of a pydantic model"),
+        (Annotated[str, []], r"not a type of values\. Declare it without annotations"),
+        (Twins, r"Twins: Twins writes the fields a and b under one name"),
         (Validated, r"Validated is a dataclass of pydantic"),
     ],
 )  # fmt: skip
