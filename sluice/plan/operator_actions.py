@@ -76,7 +76,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
                 nodes.is_table(node.parent), node.retention_ms, node.emit, node.history_ms,
-                _cogrouped(node),
+                _cogrouped(node), python.takes_list,
             )  # fmt: skip
         case nodes.Merge():
             return Merge()

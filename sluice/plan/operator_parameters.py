@@ -55,6 +55,8 @@ class PythonAggregate:
     history_ms: int | None = None
     cogrouped: tuple[tuple[Reference, Reference | None], ...] = ()
     """For each cogrouped stream: its `adder`, and the type of the values that the adder `takes`."""
+    takes_list: bool = False
+    """Whether the adder takes a list of values."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Grouped(Generic[V]):
 
     def _aggregate_python(
         self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
-        on_error: OnError | None, cogrouped: tuple[nodes.CogroupedStream, ...] = (),
+        on_error: OnError | None, cogrouped: tuple[nodes.CogroupedStream, ...] = (), *, takes_list: bool = False,
     ) -> Table[Any]:  # fmt: skip
         """Aggregate with Python functions. Raises TopologyError if a function is missing or has other parameters."""
         step = f"aggregate into {store!r}"
@@ -102,6 +102,8 @@ class Grouped(Generic[V]):
         called: dict[str, Function] = {}
         for name, function in functions.items():
             parameters = _AGGREGATE_ARGUMENTS[name]
+            if takes_list and name == "adder":
+                parameters = "aggregate", "values"
             if function is None:
                 raise TopologyError(f"{where} needs a function {name}({', '.join(parameters)}).")
             at = f"{where}: {name}"
@@ -110,14 +112,14 @@ class Grouped(Generic[V]):
                 called[name] = function
             else:
                 # A merger takes two aggregates, not a value of the stream.
-                value_type = Any if name == "merger" else self.parent.contract
+                value_type = Any if takes_list or name == "merger" else self.parent.contract
                 called[name] = self._function(at, function, *parameters, value_type=value_type)
         adder = cogrouped[0].adder if cogrouped else called["adder"]
         assert adder is not None
         shape = self.parent._result_shape(step, returns)
         python = nodes.PythonAggregate(
             called["initializer"], adder, called.get("subtractor"), called.get("merger"),
-            self.parent.contract, returns, shape,
+            self.parent.contract, returns, shape, takes_list,
         )  # fmt: skip
         return self._add_store(store, {}, shape, returns, cogrouped, python=python, on_error=on_error)
 
@@ -318,6 +320,53 @@ class GroupedStream(Grouped[V]):
             return self._aggregate_sql(store, {**(initializer or {}), **columns}, on_error)
         functions = self._with_merger({"initializer": initializer, "adder": adder}, merger, store)
         return self._aggregate_python(store, functions, returns, columns, on_error)
+
+    @overload
+    def aggregate_batch(
+        self,
+        initializer: Callable[[], R],
+        adder: Callable[[R, list[V]], R | None],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    @overload
+    def aggregate_batch(
+        self,
+        initializer: Callable[[], R],
+        adder: Callable[[Key, R, list[V]], R | None],
+        *,
+        store: str,
+        returns: type[R] | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[R]: ...
+    def aggregate_batch(
+        self,
+        initializer: Function,
+        adder: Function,
+        *,
+        store: str,
+        returns: Contract | None = None,
+        on_error: OnError | None = None,
+    ) -> Table[Any]:
+        """Aggregate each group by a function that takes many values at once: `adder(aggregate, values)`.
+
+        This is faster than `aggregate` if a key has several records in a batch. `values` is a list of consecutive
+        values of a key, in the order of the records, and is never empty. Sluice decides which values a call gets, so
+        the aggregate must not depend on how the values are divided: `adder(adder(a, x), y)` must equal
+        `adder(a, x + y)`. A later step that needs the result after each record, such as a join, gets it: each call
+        then has one value. If the function raises an error, it is called again with one value at a time, and only the
+        records that fail are rejected. Everything else is as in `aggregate`. Windows are not supported.
+        """
+        if self.window is not None:
+            raise TopologyError(
+                f"{self.parent._where(f'aggregate_batch into {store!r}')}: a function of many values cannot aggregate "
+                "windows.",
+                next_step="Use aggregate(...), whose function takes one value.",
+            )
+        functions = {"initializer": initializer, "adder": adder}
+        return self._aggregate_python(store, functions, returns, {}, on_error, takes_list=True)
 
     def _with_merger(
         self,

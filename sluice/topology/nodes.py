@@ -205,7 +205,10 @@ class ToTable(Node):
 
 @dataclass(frozen=True, eq=False)
 class PythonAggregate:
-    """Python functions of an aggregate, called in the order of the records: `adder(key, aggregate, value)`."""
+    """Python functions of an aggregate, called in the order of the records: `adder(key, aggregate, value)`.
+
+    With `takes_list`, the adder takes a list of consecutive values instead of one value.
+    """
 
     initializer: Callable[[], Any] | None
     """None in `reduce`, where the first value is the first aggregate."""
@@ -216,6 +219,7 @@ class PythonAggregate:
     returns: Contract | None
     shape: Shape
     """The shape of the aggregate."""
+    takes_list: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,6 +140,7 @@ def test_aggregations(driver: TopologyTestDriver) -> None:
     assert driver.store("sales_count") == {"s1": 2, "s3": 1}
     assert driver.store("joined") == {"s1": "quiet-rain", "Goa": "sun"}
     assert driver.store("amount") == {"s1": 25, "s3": 7}
+    assert driver.store("amount_too") == driver.store("amount")
     assert driver.store("amounts")["s1"] == {"sum": 25, "least": 5, "most": 20, "mean": 12.5}
     assert driver.store("lists")["s1"] == {"all": ["tea", "pot"], "different": ["tea", "pot"], "dearest": [20, 5]}
 

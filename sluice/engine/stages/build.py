@@ -17,7 +17,7 @@ from sluice.errors import EngineError, TopologyError
 from sluice.lookups.connections import Connection
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
-from sluice.operators.aggregation.calculation import Calculation, Cogrouped, Custom, Functions
+from sluice.operators.aggregation.calculation import Batched, Calculation, Cogrouped, Custom, Functions
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
@@ -266,21 +266,26 @@ def _function(
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
     assert action.adder is not None
+    value_type = Any if action.returns is None else action.returns.value
     if action.cogrouped:
         assert action.initializer is not None
         return Cogrouped(
             action.initializer.value,
             [(adder.value, Any if takes is None else takes.value) for adder, takes in action.cogrouped],
             None if action.merger is None else action.merger.value,
-            Any if action.returns is None else action.returns.value,
+            value_type,
         )
+    argument_type = Any if action.takes is None else action.takes.value
+    if action.takes_list:
+        assert action.initializer is not None
+        return Batched(action.initializer.value, action.adder.value, value_type=value_type, argument_type=argument_type)
     return Custom(
         None if action.initializer is None else action.initializer.value,
         action.adder.value,
         None if action.subtractor is None else action.subtractor.value,
         None if action.merger is None else action.merger.value,
-        Any if action.returns is None else action.returns.value,
-        Any if action.takes is None else action.takes.value,
+        value_type,
+        argument_type,
     )
 
 

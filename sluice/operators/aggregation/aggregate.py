@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.operators.aggregation.calculation import Calculation, Custom
+from sluice.operators.aggregation.calculation import Batched, Calculation, Custom
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import KeyedRows, Results
-from sluice.operators.encoding import IMMUTABLE
 from sluice.operators.lateness import WindowLateness, last_forgotten
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
@@ -209,21 +208,27 @@ class Aggregate(Timeless, Aggregation):
             self._add_to_window(state, 0, None, row, out)
 
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
-        """Process all rows at once, if the aggregates of an author's functions are immutable.
+        """Process all rows at once, with an author's functions.
 
-        Returns None in all other cases, and if a function fails; no state has changed then. The
+        Returns None with SQL functions, and if a function fails; no state has changed then. The
         caller then processes the rows one by one, and rejects only the row that fails.
         """
-        if not isinstance(self.calculation, Custom) or self.retracts or self.history_ms is not None:
+        calculation = self.calculation
+        if not isinstance(calculation, Custom) or self.retracts or self.history_ms is not None:
             return None
+        calculation.keep_changes()
         try:
-            added = self._add_all(self.calculation, states, rows)
+            if isinstance(calculation, Batched) and self.only_last:
+                added = self._add_lists(calculation, states, rows)
+            else:
+                added = self._add_all(calculation, states, rows)
         except KeyboardInterrupt:
             raise
         except BaseException:
+            # The author's functions may have modified aggregates.
+            for state in states:
+                self._restore(state, state.copy())
             # The caller then processes the rows one by one, and so finds the row that fails.
-            return None
-        if added is None:
             return None
         for number, window in added.windows.items():
             states[number][0] = window
@@ -231,8 +236,8 @@ class Aggregate(Timeless, Aggregation):
                 self._changed[rows.keys[number], 0] = None
         return added.results(rows)
 
-    def _add_all(self, calculation: Custom, states: Sequence[Windows], rows: KeyedRows) -> _Added | None:
-        """Add all values, without changing the states. Returns None if an aggregate can be modified in place."""
+    def _add_all(self, calculation: Custom, states: Sequence[Windows], rows: KeyedRows) -> _Added:
+        """Add all values, one after the other. Only the author's functions may modify aggregates of the states."""
         added = _Added()
         values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
         for number, key in enumerate(rows.keys):
@@ -243,8 +248,6 @@ class Aggregate(Timeless, Aggregation):
                     added.without_value.append(row)
                     continue
                 time, aggregate = window or (times[row], calculation.new_aggregate())
-                if type(aggregate) not in IMMUTABLE:
-                    return None
                 aggregate = calculation.add(key, aggregate, calculation.read(values[row]))
                 window = added.windows[number] = max(time, times[row]), aggregate
                 if self.only_last:
@@ -253,9 +256,32 @@ class Aggregate(Timeless, Aggregation):
                     added.results_of_rows.append((row, calculation.result(aggregate), window[0]))
         return added
 
+    def _add_lists(self, calculation: Batched, states: Sequence[Windows], rows: KeyedRows) -> _Added:
+        """Like `_add_all`, but add the values of each key together, for the last result of each key."""
+        # Kafka Streams drops records without a value here.
+        given, dropped = np.flatnonzero(rows.has_value), np.flatnonzero(~rows.has_value)
+        added = _Added(without_value=dropped.tolist())
+        values, times = rows.columns["value"].take(pa.array(given)).to_pylist(), rows.times[given].tolist()
+        borders = np.searchsorted(given, rows.starts).tolist()
+        for number, (key, begin, end) in enumerate(zip(rows.keys, borders[:-1], borders[1:], strict=True)):
+            if begin == end:
+                continue
+            latest = max(times[begin:end])
+            time, aggregate = states[number].get(0) or (latest, calculation.new_aggregate())
+            for first in range(begin, end, _MOST_VALUES):
+                several = calculation.read_all(values[first : min(first + _MOST_VALUES, end)])
+                aggregate = calculation.add(key, aggregate, several)
+            calculation.check(aggregate)
+            added.windows[number] = max(time, latest), aggregate
+        return added
+
     def _time_of(self, state: Windows, row: Row) -> int:
         """The time of the result that includes the row."""
         return max(state[0][0], row.time) if state else row.time
+
+
+_MOST_VALUES = 10_000
+"""A function that takes lists gets at most this many values in one call, which limits the memory that it needs."""
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:

@@ -297,11 +297,12 @@ class Custom:
         return deepcopy(aggregate)
 
     def result(self, aggregate: Any) -> str | None:
+        if _is_bigint(aggregate):
+            return str(aggregate)
         return None if aggregate is None else self._declared.typed_json(aggregate)
 
     def check(self, aggregate: Any) -> None:
-        # `_checked` has made sure that an int fits 64 bits, so its result can be written.
-        if type(aggregate) is not int:
+        if not _is_bigint(aggregate):
             self.result(aggregate)
 
     def keep_changes(self) -> None:
@@ -324,7 +325,7 @@ class Custom:
         """
         kind = type(aggregate)
         if kind is int:
-            if self._plain in (int, Any) and -(1 << 63) <= aggregate < 1 << 63:
+            if self._plain in (int, Any) and _is_bigint(aggregate):
                 return aggregate
         elif kind is self._plain and kind in IMMUTABLE:
             return aggregate
@@ -334,6 +335,26 @@ class Custom:
         if self._plain is Any:
             require_same(aggregate, decoded, "returns=...")
         return decoded
+
+
+def _is_bigint(aggregate: Any) -> bool:
+    """Whether the aggregate is an integer of 64 bits, which needs no check to be written as JSON."""
+    return type(aggregate) is int and -(1 << 63) <= aggregate < 1 << 63
+
+
+class Batched(Custom):
+    """An author's functions, of which the adder takes a list of values.
+
+    The author promises that the aggregate does not depend on how the values are divided into lists.
+    """
+
+    @override
+    def read(self, value: str | None) -> Any:
+        return None if value is None else [self._decode(value)]
+
+    def read_all(self, values: Sequence[str]) -> list[Any]:
+        """Decode the values of several rows for one call of `add`."""
+        return [self._decode(value) for value in values]
 
 
 class Cogrouped(Custom):

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sluice import within
 from sluice.operators import process
+from sluice.operators.aggregation import aggregate
 from sluice.operators.aggregation.aggregate import Aggregate
-from sluice.operators.aggregation.calculation import Custom
+from sluice.operators.aggregation.calculation import Batched, Custom
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import ColumnOperator, KeyedRows
 from sluice.operators.joins import stream_pairs
@@ -39,6 +40,13 @@ def add_or_remove(key: str, total: int, value: int) -> int | None:
 def append(key: str, numbers: list[int], value: int) -> list[int]:
     numbers.append(value)
     if value == 13:
+        raise ValueError("unlucky")
+    return numbers
+
+
+def append_all(key: str, numbers: list[int], values: list[int]) -> list[int]:
+    numbers += values
+    if 13 in values:
         raise ValueError("unlucky")
     return numbers
 
@@ -82,6 +90,10 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "function": lambda: Aggregate(Custom(int, add, value_type=int)),
     "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
     "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
+    "function of many values": lambda: Aggregate(Batched(list, append_all, value_type=list[int]), only_last=True),
+    "function of many values whose results all matter": lambda: Aggregate(
+        Batched(list, append_all, value_type=list[int])
+    ),
     "function of lists": lambda: Aggregate(Custom(list, append, value_type=list[int])),
     "processor": summing,
     "processor with another key": lambda: summing(is_keyed_by=True),
@@ -119,6 +131,23 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
     assert by_columns.dropped == by_row.dropped
     assert sorted(by_columns.rejected, key=repr) == sorted(by_row.rejected, key=repr)
     assert by_columns.states == by_row.states
+
+
+def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[int]]] = []
+
+    def add_all(key: str, total: int, values: list[int]) -> int:
+        calls.append((key, values))
+        return total + sum(values)
+
+    made = [Given("ab"[number % 2], number, number) for number in range(8)]
+    ran = run_in_columns(Aggregate(Batched(int, add_all, value_type=int), only_last=True), made, {4})
+    assert calls == [("a", [0, 2]), ("b", [1, 3]), ("a", [4, 6]), ("b", [5, 7])]
+    assert ran.values == [2, 4, 12, 16]
+    calls.clear()
+    monkeypatch.setattr(aggregate, "_MOST_VALUES", 3)
+    run_in_columns(Aggregate(Batched(int, add_all, value_type=int), only_last=True), made)
+    assert calls == [("a", [0, 2, 4]), ("a", [6]), ("b", [1, 3, 5]), ("b", [7])]
 
 
 def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:

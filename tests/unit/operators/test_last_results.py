@@ -103,3 +103,11 @@ def test_counts_are_sent_once() -> None:
     made = Functions(Function("count"))
     ran = run(Aggregate(made, only_last=True), [Given("a", [1], 1), Given("a", [1], 2)])
     assert ran.values == [[2]]
+
+
+def test_a_record_whose_sum_does_not_fit_64_bits_is_rejected() -> None:
+    """MessagePack holds an integer of 64 bits without a sign, but later steps read a BIGINT."""
+    made = Custom(int, lambda _, so_far, value: so_far + value, value_type=int, argument_type=int)
+    ran = run(Aggregate(made, only_last=True), [Given("a", 2**62, 1), Given("a", 2**62, 2), Given("a", 1, 3)])
+    assert [rejection.time for rejection in ran.rejected] == [2]
+    assert ran.values == [2**62 + 1]

@@ -65,6 +65,7 @@ keyed: Stream[Line] = lines.map(lambda line: (line.item, line), returns=Line)
 items: Stream[str] = lines.flat_map_values(lambda key, line: [line.item], returns=str)
 by_item = orders.group_by(lambda order: order.item)
 sums: Table[int] = by_item.aggregate(int, lambda n, order: n + order.amount, store="n")
+sums_of_batches: Table[int] = by_item.aggregate_batch(int, lambda n, several: n + len(several), store="b")
 count: Table[int] = orders.group_by_key().windowed_by(tumbling("1 minute")).count(store="per_minute")
 largest: Table[Order] = orders.group_by_key().reduce(lambda a, b: max(a, b, key=lambda o: o.amount), store="largest")
 columns = orders.select("item", shop={"id": "item"}).filter(lambda value: value["shop"]["id"] != "").to_table(store="s")
@@ -92,6 +93,7 @@ WRONG = {
     "orders.map_batch(score, returns=int)": "call-overload|arg-type",
     "orders.flat_map_values(lambda order: order.amount)": "Iterable",
     "orders.group_by_key().aggregate(int, lambda n, o: n + o.amuont, store='n')": '"Order" has no attribute "amuont"',
+    "orders.group_by_key().aggregate_batch(int, lambda n, o: n + o.amount, store='n')": '"list[Order]" has no attribute',
     "orders.group_by_key().reduce(lambda order, other: order.amount, store='n')": "Order",
     "pipeline.stream('lines', value=Line).process(Sums)": "Processor[Line]",
     "orders.select('item').filter(lambda value: value.item)": '"dict[str, Any]" has no attribute "item"',
