@@ -13,7 +13,7 @@ from msgspec import Struct
 from sluice import Digits, Pipeline, hopping, session, sliding, tumbling
 from sluice.engine.stages import column_aggregation
 from sluice.testing import TopologyTestDriver
-from sluice.values.windows import AnyWindow
+from sluice.values.windows import AnyWindow, SessionWindow
 
 ALWAYS, NEVER = 1, 1_000_000
 
@@ -21,6 +21,7 @@ ALWAYS, NEVER = 1, 1_000_000
 class Visit(Struct):
     seconds: int | None
     cost: Annotated[Decimal, Digits(6, 2)] | None = None
+    weight: float | None = None
 
 
 class Piped(NamedTuple):
@@ -50,11 +51,18 @@ WINDOWS = {
 }
 STEPS = ["every update", "suppress", "on close", "early"]
 COSTS = [Decimal("0"), Decimal("1.5"), Decimal("-0.25")]
+WEIGHTS = [0.1, -1e30, 3.0]
+VISITS = st.builds(
+    Visit,
+    st.none() | st.integers(-3, 3),
+    st.none() | st.sampled_from(COSTS),
+    st.none() | st.sampled_from(WEIGHTS),
+)
 OUT_OF_ORDER = st.lists(
     st.builds(
         Piped,
         st.sampled_from(["a", "a", "b", None]),
-        st.one_of(st.none(), st.builds(Visit, st.none() | st.integers(-3, 3), st.none() | st.sampled_from(COSTS))),
+        st.none() | VISITS,
         st.integers(0, 20),
         st.integers(0, 1),
         st.sampled_from([None, "one", "two"]),
@@ -75,6 +83,14 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     windows = visits.windowed_by(window, late="late", **emits.get(step, {}))
     columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
     columns |= {"most": "max(seconds)", "costs": "sum(cost)", "cheapest": "min(cost)"}
+    columns |= {"mean": "avg(seconds)", "mean_cost": "avg(cost)", "weight": "sum(weight)", "mean_weight": "avg(weight)"}
+    # Columns cannot pick values from sessions.
+    if not isinstance(window, SessionWindow):
+        columns |= {
+            "first": "first(seconds)",
+            "last": "last(cost)",
+            "heaviest": "max_by(struct(seconds, cost), weight)",
+        }
     table: Any = windows.aggregate(columns, store="visits_by_window")
     if step == "suppress":
         table = table.suppress_until_window_closes()

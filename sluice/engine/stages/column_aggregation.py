@@ -175,7 +175,10 @@ class ColumnAggregation:
         # A subclass of `Suppress` may hold back more than the last result of a window.
         if any(type(each.operator) is not Suppress for each in suppressing):
             return None
-        window, functions = operator.window, ColumnFunctions.of(operator.calculation)
+        window = operator.window
+        # The order in which sessions merge decides between records that are equally good for `max_by`.
+        in_order = not isinstance(window, SessionWindow)
+        functions = ColumnFunctions.of(operator.calculation, in_order=in_order)
         if functions is None or not isinstance(window, Window | SlidingWindow | SessionWindow):
             return None
         return cls(run, operator, window, functions, suppressing)
@@ -213,7 +216,8 @@ class ColumnAggregation:
             return records.rows
         windows = spread_windows(self.window, records.line, records.places, records.neighbourhoods)
         values = table.column("value").take(pa.array(records.rows)).combine_chunks()
-        aggregates = self.functions.aggregates(values, windows)
+        order = _ranks(table)[records.rows] if self.functions.picks else None
+        aggregates = self.functions.aggregates(values, windows, order)
         results = WindowResults(
             records.key_texts,
             windows.keys,
@@ -277,10 +281,7 @@ class ColumnAggregation:
         """The headers of each window's last record. Results of sessions have no headers, as in Kafka Streams."""
         if isinstance(self.window, SessionWindow) or not self._sends_headers(table):
             return pa.nulls(len(windows), pa.string())
-        in_order = sorted_indices(table)
-        ranks = np.empty(len(in_order), np.int64)
-        ranks[in_order] = np.arange(len(in_order))
-        last_rows = in_order[windows.over_ranges(np.maximum, ranks[records.rows])]
+        last_rows = sorted_indices(table)[windows.over_ranges(np.maximum, _ranks(table)[records.rows])]
         return table.column("headers").take(pa.array(last_rows)).combine_chunks()
 
     def _merge_with_held(
@@ -352,6 +353,14 @@ class ColumnAggregation:
         times = results.starts[kept].tolist(), results.times[kept].tolist()
         for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
             self.run.states[key][start] = time, aggregate
+
+
+def _ranks(table: pa.Table) -> Numbers:
+    """The place of each row in the order of all rows."""
+    in_order = sorted_indices(table)
+    ranks = np.empty(len(in_order), np.int64)
+    ranks[in_order] = np.arange(len(in_order))
+    return ranks
 
 
 def _latest_before(batch: OperatorRows) -> Times:

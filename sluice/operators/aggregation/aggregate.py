@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.operators.aggregation.calculation import Batched, Calculation, Custom
+from sluice.operators.aggregation.calculation import Batched, Calculation
+from sluice.operators.aggregation.column_functions import ColumnFunctions
+from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.lateness import WindowLateness, last_forgotten
@@ -208,24 +210,26 @@ class Aggregate(Timeless, Aggregation):
             self._add_to_window(state, 0, None, row, out)
 
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
-        """Process all rows at once, with an author's functions.
+        """Process all rows at once.
 
-        Returns None with SQL functions, and if a function fails; no state has changed then. The
-        caller then processes the rows one by one, and rejects only the row that fails.
+        Returns None if a function fails; no state has changed then. The caller then processes the
+        rows one by one, and rejects only the row that fails.
         """
-        calculation = self.calculation
-        if not isinstance(calculation, Custom) or self.retracts or self.history_ms is not None:
+        if self.retracts or self.history_ms is not None:
             return None
-        calculation.keep_changes()
+        self.calculation.keep_changes()
+        functions = ColumnFunctions.of(self.calculation, in_order=True)
         try:
-            if isinstance(calculation, Batched) and self.only_last:
-                added = self._add_lists(calculation, states, rows)
+            if self.only_last and functions is not None:
+                added = self._add_columns(functions, states, rows)
+            elif self.only_last and isinstance(self.calculation, Batched):
+                added = self._add_lists(self.calculation, states, rows)
             else:
-                added = self._add_all(calculation, states, rows)
+                added = self._add_all(states, rows)
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # The author's functions may have modified aggregates.
+            # The functions may have modified aggregates.
             for state in states:
                 self._restore(state, state.copy())
             # The caller then processes the rows one by one, and so finds the row that fails.
@@ -236,9 +240,9 @@ class Aggregate(Timeless, Aggregation):
                 self._changed[rows.keys[number], 0] = None
         return added.results(rows)
 
-    def _add_all(self, calculation: Custom, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Add all values, one after the other. Only the author's functions may modify aggregates of the states."""
-        added = _Added()
+    def _add_all(self, states: Sequence[Windows], rows: KeyedRows) -> _Added:
+        """Add all values, one after the other. Only the functions may modify aggregates of the states."""
+        calculation, added = self.calculation, _Added()
         values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
         for number, key in enumerate(rows.keys):
             window = states[number].get(0)
@@ -254,6 +258,31 @@ class Aggregate(Timeless, Aggregation):
                     calculation.check(aggregate)
                 else:
                     added.results_of_rows.append((row, calculation.result(aggregate), window[0]))
+        return added
+
+    def _add_columns(self, functions: ColumnFunctions, states: Sequence[Windows], rows: KeyedRows) -> _Added:
+        """Like `_add_all`, but add the values of all keys together, for the last result of each key.
+
+        Raises NumbersTooLargeError if the values have to be added one by one.
+        """
+        # Kafka Streams drops records without a value here.
+        given, dropped = np.flatnonzero(rows.has_value), np.flatnonzero(~rows.has_value)
+        added = _Added(without_value=dropped.tolist())
+        if not len(given):
+            return added
+        borders = np.searchsorted(given, rows.starts)
+        numbers = np.flatnonzero(np.diff(borders))
+        # The records of a key are one window.
+        bounds = np.zeros(len(numbers), np.int64)
+        windows = WindowRanges(numbers, bounds, bounds, borders[numbers], borders[numbers + 1])
+        values = rows.columns["value"].take(pa.array(given))
+        aggregates = functions.aggregates(values, windows, np.arange(len(given))).aggregates(np.arange(len(windows)))
+        latest = windows.over_ranges(np.maximum, rows.times[given]).tolist()
+        for number, time, aggregate in zip(numbers.tolist(), latest, aggregates, strict=True):
+            if 0 in states[number]:
+                held_time, held = states[number][0]
+                time, aggregate = max(time, held_time), functions.merge(rows.keys[number], held, aggregate)
+            added.windows[number] = time, aggregate
         return added
 
     def _add_lists(self, calculation: Batched, states: Sequence[Windows], rows: KeyedRows) -> _Added:

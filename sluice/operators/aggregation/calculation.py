@@ -181,6 +181,11 @@ class Functions:
             shaped = dict(zip(self.fields, results, strict=True))
         return _ENCODER.encode(shaped).decode()
 
+    def result_json(self, at: int, part: Any) -> str:
+        """The result of one function as JSON text, given the function's part of the aggregate."""
+        result = self.accumulators[at].result(part)
+        return _ENCODER.encode(_raw_json(result) if at in self._json_results else result).decode()
+
     def check(self, aggregate: tuple[Any, ...]) -> None:
         if not self._has_only_counts:
             self.result(aggregate)

@@ -1,15 +1,16 @@
-"""Aggregate functions over many windows at once: counts, and sums, minima and maxima of integers and Decimals.
+"""Aggregate functions over many windows at once: counts, sums, averages, minima and maxima of numbers, and picks.
 
-The results do not depend on the order of the records, and no record can fail. They equal the results of `Functions`,
-which adds one record after the other.
+A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their order. Nothing else
+does, and no record can fail. The results equal those of `Functions`, which adds one record after the other.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -17,11 +18,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.operators.aggregation.accumulators import Accumulator, Count, DecimalSum, Extreme, Sum
+from sluice.operators.aggregation.accumulators import (
+    Accumulator,
+    Average,
+    ByOrder,
+    Count,
+    DecimalAverage,
+    DecimalSum,
+    ExactAverage,
+    ExactSum,
+    Extreme,
+    First,
+    Last,
+    Sum,
+)
 from sluice.operators.aggregation.calculation import Calculation, Functions
 from sluice.operators.aggregation.window_ranges import Mask, Numbers, WindowRanges
+from sluice.operators.exact_sums import Exact
 
 _LARGEST = 1 << 62
+_LARGEST_DOUBLE = 1e300
+"""If the absolute values of the doubles add up to less, no sum of some of them is larger than any double."""
+_DOUBLE_BITS = 53
+_WIDEST = 200
+"""The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
 _EXACT = Context(prec=100)
 
 
@@ -33,7 +53,7 @@ _PLAIN_EXPONENTS = range(-6, 1)
 
 
 class NumbersTooLargeError(Exception):
-    """A number may not fit 64 bits, or a sum 38 digits. Records must be added up one by one."""
+    """A number may not fit 64 bits, a sum 38 digits, or a double. Records must be added up one by one."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,22 @@ class Summed(Aggregated):
             given = zip(sums, self.counts[chosen].tolist(), strict=True)
             sums = [_decimal(number, self.exponent) if count else Decimal(0) for number, count in given]
         return list(zip(self.counts[chosen].tolist(), sums, strict=True))
+
+
+@dataclass(frozen=True)
+class ByAccumulator(Aggregated):
+    """Aggregates whose results are computed one by one."""
+
+    made: Sequence[Any]
+    """The accumulators."""
+    result_json: Callable[[Any], str]
+    """The result of an accumulator, as JSON."""
+
+    def results(self) -> pa.Array:
+        return pa.array([self.result_json(each) for each in self.made], pa.string())
+
+    def accumulators(self, chosen: Numbers) -> list[Any]:
+        return [self.made[number] for number in chosen.tolist()]
 
 
 @dataclass(frozen=True)
@@ -148,21 +184,41 @@ class ColumnFunctions:
     functions: Functions
 
     @classmethod
-    def of(cls, calculation: Calculation) -> Self | None:
-        """The functions of a calculation; None if it has a function that needs one record after the other."""
+    def of(cls, calculation: Calculation, *, in_order: bool) -> Self | None:
+        """The functions of a calculation; None if it has a function that needs one record after the other.
+
+        `in_order` is true if `aggregates` gets the order of the records, so that values can be picked by it.
+        """
         if not isinstance(calculation, Functions):
             return None
-        is_columnar = [_is_columnar(accumulator) for accumulator in calculation.accumulators]
-        return cls(calculation) if all(is_columnar) else None
+        for accumulator in calculation.accumulators:
+            if not _is_columnar(accumulator) and not (in_order and isinstance(accumulator, _PICKING)):
+                return None
+        return cls(calculation)
 
-    def aggregates(self, values: pa.Array, windows: WindowRanges) -> Aggregates:
+    @property
+    def picks(self) -> bool:
+        """Whether any of the functions picks a value by the order of the records."""
+        return any(isinstance(accumulator, _PICKING) for accumulator in self.functions.accumulators)
+
+    def aggregates(self, values: pa.Array, windows: WindowRanges, order: Numbers | None = None) -> Aggregates:
         """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
+        `order`: numbers that increase in the order of the records, if functions pick by it.
         Raises NumbersTooLargeError if a sum may not fit 64 bits.
         """
-        accumulators = self.functions.accumulators
-        arguments = self._arguments(values)
-        of_functions = (_aggregated(each, of, windows) for each, of in zip(accumulators, arguments, strict=True))
+        of_functions: list[Aggregated] = []
+        for number, column in enumerate(self._arguments(values)):
+            accumulator = self.functions.accumulators[number]
+            aggregated: Aggregated | list[Any]
+            if isinstance(accumulator, _PICKING):
+                assert order is not None
+                aggregated = _picked(accumulator, column, windows, order)
+            else:
+                aggregated = _aggregated(accumulator, _argument(accumulator, column), windows)
+            if isinstance(aggregated, list):
+                aggregated = ByAccumulator(aggregated, partial(self.functions.result_json, number))
+            of_functions.append(aggregated)
         return Aggregates(self.functions, tuple(of_functions))
 
     def merge(self, key: str, held: Any, aggregate: Any) -> Any:
@@ -170,32 +226,48 @@ class ColumnFunctions:
 
         Raises NumbersTooLargeError if a sum has so many digits that the order of additions could matter.
         """
-        for accumulator, part in zip(self.functions.accumulators, held, strict=True):
-            if isinstance(accumulator, DecimalSum) and part[1].adjusted() >= _LARGEST_HELD:
-                raise NumbersTooLargeError
-        return self.functions.merge(key, held, aggregate)
+        accumulators = self.functions.accumulators
+        try:
+            for accumulator, part in zip(accumulators, held, strict=True):
+                if isinstance(accumulator, DecimalSum) and part[1].adjusted() >= _LARGEST_HELD:
+                    raise NumbersTooLargeError
+                if isinstance(accumulator, ExactSum) and abs(float(part[1])) > _LARGEST_DOUBLE:
+                    raise NumbersTooLargeError
+            merged = self.functions.merge(key, held, aggregate)
+            for accumulator, part in zip(accumulators, merged, strict=True):
+                if isinstance(accumulator, DecimalAverage):
+                    accumulator.result(part)
+        except OverflowError:
+            raise NumbersTooLargeError from None
+        return merged
 
-    def _arguments(self, values: pa.Array) -> list[Arguments]:
+    def _arguments(self, values: pa.Array) -> list[Sequence[Any]]:
+        """The arguments of each function."""
         accumulators = self.functions.accumulators
         if all(isinstance(each, Count) and each.rows for each in accumulators):
-            return [Arguments(np.ones(len(values), np.bool_), None)] * len(accumulators)
+            return [range(len(values))] * len(accumulators)
         read = self.functions.read
-        columns = zip(*(read(value) for value in values.to_pylist()), strict=True)
-        return [_argument(each, column) for each, column in zip(accumulators, columns, strict=True)]
+        return list(zip(*(read(value) for value in values.to_pylist()), strict=True))
 
 
 def _is_columnar(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Extreme):
         return accumulator.kind in (int | None, Decimal | None)
-    # `isinstance` would accept subclasses, too: averages, whose results are no sums, and
-    # `BigintSum`, which can fail.
-    return type(accumulator) in (Count, Sum, DecimalSum)
+    # `isinstance` would accept `BigintSum`, too, which can fail.
+    return type(accumulator) in (Count, Sum, Average, DecimalSum, DecimalAverage, ExactSum, ExactAverage)
+
+
+_PICKING = (ByOrder, First, Last)
 
 
 def _argument(accumulator: Accumulator, column: Sequence[Any]) -> Arguments:
+    if isinstance(accumulator, Count) and accumulator.rows:
+        return Arguments(np.ones(len(column), np.bool_), None)
     is_given = np.array([value is not None for value in column], np.bool_)
     if isinstance(accumulator, Count):
-        return Arguments(is_given | accumulator.rows, None)
+        return Arguments(is_given, None)
+    if isinstance(accumulator, ExactSum):
+        return _double_argument(is_given, column)
     if isinstance(accumulator, DecimalSum) or accumulator.kind == Decimal | None:
         return _decimal_argument(is_given, column)
     return Arguments(is_given, np.array([value or 0 for value in column], np.int64))
@@ -214,7 +286,53 @@ def _decimal_argument(is_given: Mask, column: Sequence[Decimal | None]) -> Argum
         raise NumbersTooLargeError from None
 
 
-def _aggregated(accumulator: Accumulator, arguments: Arguments, windows: WindowRanges) -> Aggregated:
+def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Arguments:
+    """Doubles as integers of any size, in units of 2 to the power `exponent`.
+
+    Raises NumbersTooLargeError if their sum may be larger than any double, or if they differ very much in size.
+    """
+    doubles = np.array([value or 0.0 for value in column], np.float64)
+    with np.errstate(over="ignore"):
+        if np.abs(doubles).sum() > _LARGEST_DOUBLE:
+            raise NumbersTooLargeError
+    fractions, exponents = np.frexp(doubles)
+    exponents -= _DOUBLE_BITS
+    sizes = exponents[doubles != 0]
+    least = int(sizes.min()) if len(sizes) else 0
+    if len(sizes) and int(sizes.max()) - least > _WIDEST:
+        raise NumbersTooLargeError
+    mantissas = np.ldexp(fractions, _DOUBLE_BITS).astype(np.int64).tolist()
+    shifts = np.maximum(exponents - least, 0).tolist()
+    numbers = [mantissa << shift for mantissa, shift in zip(mantissas, shifts, strict=True)]
+    return Arguments(is_given, np.array(numbers, object), least)
+
+
+def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Numbers) -> list[Any]:
+    """The accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
+    count = len(column)
+    # Of several records with the largest rank, the last one is picked.
+    if isinstance(accumulator, ByOrder):
+        orderings = [None if value is None else value.y for value in column]
+        different = sorted({each for each in orderings if each is not None}, reverse=accumulator.better is operator.lt)
+        ranks = {each: rank for rank, each in enumerate(different)}
+        chosen = np.array([-1 if each is None else ranks[each] for each in orderings], np.int64)
+        picked: Sequence[Any] = [None if value is None else (value.y, value.x) for value in column]
+    else:
+        chosen = np.array([-1 if value is None else 0 for value in column], np.int64)
+        picked = column
+    places = np.empty(count, np.int64)
+    in_order = np.argsort(order)
+    places[in_order] = np.arange(count)
+    if isinstance(accumulator, First):
+        places = count - 1 - places
+        in_order = in_order[::-1]
+    best = windows.over_ranges(np.maximum, np.where(chosen >= 0, chosen * count + places, -1))
+    records = in_order[best % count].tolist()
+    return [picked[record] if is_any else None for record, is_any in zip(records, (best >= 0).tolist(), strict=True)]
+
+
+def _aggregated(accumulator: Accumulator, arguments: Arguments, windows: WindowRanges) -> Aggregated | list[Any]:
+    """The aggregates of a function, or its accumulators if their results are computed one by one."""
     is_given, numbers, exponent = arguments.is_given, arguments.numbers, arguments.exponent
     if is_given.all():
         counts = windows.behind - windows.first
@@ -229,7 +347,14 @@ def _aggregated(accumulator: Accumulator, arguments: Arguments, windows: WindowR
         else:
             extremes = windows.over_ranges(np.maximum, np.where(is_given, numbers, least))
         return Extremes(counts, extremes, exponent)
+    if isinstance(accumulator, ExactSum):
+        assert exponent is not None
+        sums = windows.over_ranges(np.add, numbers).tolist()
+        return [(count, Exact(total, exponent)) for count, total in zip(counts.tolist(), sums, strict=True)]
     largest = max(abs(int(numbers.max())), abs(int(numbers.min())))
     if largest * len(numbers) > _LARGEST:
         raise NumbersTooLargeError
-    return Summed(counts, windows.over_ranges(np.add, numbers), exponent)
+    summed = Summed(counts, windows.over_ranges(np.add, numbers), exponent)
+    if isinstance(accumulator, Average | DecimalAverage):
+        return summed.accumulators(np.arange(len(windows)))
+    return summed

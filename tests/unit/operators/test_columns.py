@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,7 +17,8 @@ from sluice import within
 from sluice.operators import process
 from sluice.operators.aggregation import aggregate
 from sluice.operators.aggregation.aggregate import Aggregate
-from sluice.operators.aggregation.calculation import Batched, Custom
+from sluice.operators.aggregation.aggregate_functions import Function
+from sluice.operators.aggregation.calculation import Batched, Custom, Functions
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import ColumnOperator, KeyedRows
 from sluice.operators.joins import stream_pairs
@@ -148,6 +151,56 @@ def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch:
     monkeypatch.setattr(aggregate, "_MOST_VALUES", 3)
     run_in_columns(Aggregate(Batched(int, add_all, value_type=int), only_last=True), made)
     assert calls == [("a", [0, 2, 4]), ("a", [6]), ("b", [1, 3, 5]), ("b", [7])]
+
+
+PICKS = [Function(name, msgspec.Raw, second=int) for name in ("min_by", "max_by")]
+FUNCTIONS: dict[str, tuple[list[Function], Callable[[int], list[Any]]]] = {
+    "integers": (
+        [Function("sum", int), Function("avg", int), Function("min", int), Function("count")],
+        lambda number: [None if number % 3 else number, number, -number, None],
+    ),
+    "decimals": (
+        [Function("sum", Decimal), Function("avg", Decimal)],
+        lambda number: [number, None if number % 2 else number],
+    ),
+    "decimals with different numbers of decimal places": (
+        [Function("sum", Decimal), Function("avg", Decimal)],
+        lambda number: [number / 4, number / 8],
+    ),
+    "doubles": (
+        [Function("sum", float), Function("avg", float), Function("avg", float)],
+        lambda number: [number / 3, -number * 1e30, None if number % 2 else number * 1e-9],
+    ),
+    "doubles that overflow": ([Function("sum", float)], lambda number: [1.5e308 if number % 3 else -1.5e308]),
+    "doubles that overflow beside a set": (
+        [Function("sum", float), Function("count_distinct", int)],
+        lambda number: [1.5e308 if number % 3 else -1.5e308, number % 4],
+    ),
+    "picks": (
+        [Function("first", int), Function("last", str), *PICKS],
+        lambda number: [number % 5, None if number % 2 else str(number), *[{"x": [number], "y": number % 3}] * 2],
+    ),
+    "functions that need one record after the other": (
+        [Function("count_distinct", int), Function("collect_list", int), Function("stddev_samp", float)],
+        lambda number: [number % 4, number, number / 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("only_last", [True, False])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
+def test_sql_functions_give_the_same_in_columns(name: str, only_last: bool, rows: list[Given], cuts: set[int]) -> None:
+    functions, arguments = FUNCTIONS[name]
+    given = [row._replace(value=None if row.value is None else arguments(row.value)) for row in rows]
+    operators = [Aggregate(Functions(*functions), only_last=only_last) for _ in range(2)]
+    by_row, by_columns = run(operators[0], given, cuts), run_in_columns(operators[1], given, cuts)
+    for key in ("a", "b", "ü"):
+        results = [[result for result in ran.results if result.key == key] for ran in (by_row, by_columns)]
+        assert results[0] == results[1]
+    assert by_columns.dropped == by_row.dropped
+    assert sorted(by_columns.rejected, key=repr) == sorted(by_row.rejected, key=repr)
+    assert by_columns.states == by_row.states
 
 
 def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ WRONG = {
     "orders.map_batch(score, returns=int)": "call-overload|arg-type",
     "orders.flat_map_values(lambda order: order.amount)": "Iterable",
     "orders.group_by_key().aggregate(int, lambda n, o: n + o.amuont, store='n')": '"Order" has no attribute "amuont"',
-    "orders.group_by_key().aggregate_batch(int, lambda n, o: n + o.amount, store='n')": '"list[Order]" has no attribute',
+    "orders.group_by_key().aggregate_batch(int, lambda n, o: n + o.amount, store='n')": '"list[Order]" has no',
     "orders.group_by_key().reduce(lambda order, other: order.amount, store='n')": "Order",
     "pipeline.stream('lines', value=Line).process(Sums)": "Processor[Line]",
     "orders.select('item').filter(lambda value: value.item)": '"dict[str, Any]" has no attribute "item"',
