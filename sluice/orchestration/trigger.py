@@ -73,7 +73,7 @@ class Burst:
     _fired_at: float = 0.0
     """When the last event was due."""
     _busy_at: float = 0.0
-    """When the last event was due, or a driver was last seen at work."""
+    """When the last event was due, a driver was last seen at work, or a run failed."""
     _unanswered_since: float | None = None
     """When the first event was due after a driver was last seen at work; None without such an event."""
     attempts: int = field(default=0, init=False)
@@ -83,6 +83,10 @@ class Burst:
     def remember(self, ago_s: float, now: float) -> None:
         """Count `min_interval_s` from a run that an earlier triggerer started, `ago_s` before now."""
         self._ever, self._fired_at = True, now - ago_s
+
+    def note_failure(self, at: float) -> None:
+        """Count the back-off from a run that failed at this time, even if no driver was seen at work."""
+        self._busy_at = max(self._busy_at, at)
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
         """Whether an event is due at `now`, in seconds of a monotonic clock.
@@ -291,6 +295,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 failed = seen.failures.get("run")
                 is_lasting = failed is not None and failed.is_lasting
                 is_driven = driver.is_running(seen.lease, now)
+                if failed is not None:
+                    # A driver that fails soon holds the lease too shortly for the trigger to see it.
+                    ago = (datetime.now(UTC) - failed.seen_at).total_seconds()
+                    burst.note_failure(now - max(ago, 0.0))
                 is_due = burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting)
                 await self._note("held", held_back(self.pipeline, seen.lag, self._held), seen.failures)
                 await self._note("slot", self._no_slot(burst.unanswered_s(now), failed), seen.failures)

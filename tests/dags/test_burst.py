@@ -79,6 +79,14 @@ def test_the_back_off_counts_from_the_end_of_the_driver_that_failed() -> None:
     assert [now for now in range(500, 700) if burst.due(lag(5), now)] == [599]
 
 
+def test_the_back_off_counts_from_a_failure_whose_driver_was_never_seen() -> None:
+    burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
+    assert burst.due(lag(5), 0)
+    for failed_at in (30, 90):  # Airflow repeats the run
+        burst.note_failure(failed_at)
+    assert [now for now in range(91, 300) if burst.due(lag(5), now)] == [190]
+
+
 def test_a_minimum_interval_lies_between_events_however_much_comes() -> None:
     story = [(float(now), lag(now + 1, now - 2 if now > 2 else 0)) for now in range(0, 60, 3)]
     burst = Burst(settle_s=0, max_wait_s=0, patience_s=0, min_interval_s=20)
