@@ -13,7 +13,7 @@
 | SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch; 600000 is for pipelines with operators |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
-| SLUICE_RUN | | name of the run, for audits and notes; in Airflow, the task sets it |
+| SLUICE_RUN | | name of the run in audits, and in notes about the pipeline's state; in Airflow, the task sets it |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token of the state servers, which every caller must send; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains the token of the state servers, instead of SLUICE_SERVER_TOKEN |

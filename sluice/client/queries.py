@@ -220,7 +220,11 @@ class Queries:
         after: str | None = None,
         pipeline: str | None = None,
     ) -> Diff:
-        """The numbers of equal, changed, missing and added entries in two snapshots, with examples."""
+        """Compare two snapshots of a store.
+
+        Returns how many entries are the same in both, how many have changed, how many of `before` are missing in
+        `after`, how many `after` has added, and examples.
+        """
         return await self._send(_query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline))
 
     async def combine(

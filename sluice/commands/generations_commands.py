@@ -90,7 +90,7 @@ def replay(
 
 @app.command()
 def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
-    """Process the newest batches in the generation that a replay has built, and make it current."""
+    """Process the batches published since a replay in the generation that it has built, and make this one current."""
     submit(pipeline, master, "--promote")
 
 

@@ -44,7 +44,8 @@ Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several hav
 AsOf = Annotated[
     str | None,
     typer.Option(
-        help="A snapshot such as 1.42, run:NAME for the last one of a run, or a time; default: the newest snapshot."
+        help="A snapshot such as 1.42, run:NAME for the last snapshot of a run, or a time; default: the newest "
+        "snapshot."
     ),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
@@ -187,7 +188,9 @@ def top(
     store: Store,
     field: Field = "",
     limit: Limit = 10,
-    smallest: Annotated[bool, typer.Option("--smallest", help="Print the smallest numbers instead.")] = False,
+    smallest: Annotated[
+        bool, typer.Option("--smallest", help="Print the entries with the smallest numbers instead.")
+    ] = False,
     prefix: Prefix = None,
     start: From = None,
     end: To = None,
@@ -195,7 +198,7 @@ def top(
     as_of: AsOf = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Print the entries with the largest numbers in a field."""
+    """Print the entries with the largest numbers in a field, largest first."""
     selection = _parameters(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
         answer = client.top(store, field, limit=limit, smallest=smallest, **selection)
@@ -229,13 +232,20 @@ def combine(
 def diff(
     store: Store,
     before: Annotated[
-        str, typer.Option(help="The first snapshot: 1.40, 1.newest, run:NAME for the last one of a run, or a time.")
+        str,
+        typer.Option(
+            help="The snapshot to compare with that of --after: 1.40, 1.newest for the newest snapshot of "
+            "generation 1, run:NAME for the last snapshot of a run, or a time."
+        ),
     ],
-    after: Annotated[str | None, typer.Option(help="The second snapshot; default: the newest snapshot.")] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(help="The snapshot to compare with that of --before, in the same forms; default: the newest."),
+    ] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Compare two snapshots of a store: how many entries are the same, changed, missing and added, with examples."""
+    """Compare two snapshots of a store: count the same, changed, missing and added entries, and show examples."""
     with errors_as_messages(), _client() as client:
         answer = client.diff(store, before=before, after=after, pipeline=pipeline)
         if form is Form.JSON:

@@ -40,7 +40,7 @@ def serve(
         bool,
         typer.Option(
             "--take-over",
-            help="Take over the address of an earlier server whose shards are lost for good.",
+            help="Serve at the address of another server whose shards are lost for good.",
         ),
     ] = False,
 ) -> None:

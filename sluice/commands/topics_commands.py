@@ -21,7 +21,7 @@ KeySeparator = Annotated[
     typer.Option(
         "--key-separator",
         "-K",
-        help="Text between key and value. A line without this text is a key with a null value.",
+        help="Text between key and value in a line. A line without this text stands for a key with a null value.",
     ),
 ]
 

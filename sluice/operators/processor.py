@@ -353,9 +353,9 @@ class ContextBase:
 
         `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. With `every`, the timer repeats
         every `every` ms. The timer replaces the key's timer of the same name. By default, the timer fires when stream
-        time reaches its time, once for every period that has passed, and `at` must not be before the time of the
-        current record or timer. A timer with `clock="wall"` fires at most once per batch, even if several periods have
-        passed.
+        time reaches its time, and `at` must not be before the time of the current record or timer. If stream time jumps
+        over several periods of a repeating timer, the timer fires once for each of them. A timer with `clock="wall"`
+        fires at most once per batch, even if several of its periods have passed since the previous batch.
         """
         self._require_timers(name)
         _require_time(f"timer {name!r}", at)
@@ -378,8 +378,8 @@ class ContextBase:
 
         The clock is stream time or, with `clock="wall"`, the wall clock. The timers fire like the punctuators of Kafka
         Streams. If the clock jumps over several multiples, the timer fires once; `timer.now` is the time that the clock
-        has reached. The record that advances stream time is processed before the timer fires. If the key has this
-        timer, `punctuate` does nothing.
+        has reached. The record that advances stream time is processed before the timer fires. If the key already has a
+        timer of this name, `punctuate` does nothing.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)

@@ -208,8 +208,8 @@ class Reader:
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
-        Raises Gone if retention has removed the snapshot `since`, because the rows that later batches deleted are then
-        gone, too.
+        Raises Gone if retention has removed the snapshot `since`. In this case, rows that later batches deleted may be
+        gone, too, so their keys would be missing from the result.
         """
         results, statuses = await self._query_all(pin, Changed(*pin.query_fields, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)

@@ -204,14 +204,14 @@ class GroupedStream(Grouped[V]):
 
         A record that is late for several windows is counted as late once for each of them. If a record is late for all
         of its windows, it is written to the topic that `late` names. Without `late`, it is only counted. Without
-        `retention`, windows can be queried forever; with it, until stream time is more than `retention` past the
-        window's end.
+        `retention`, a window can be queried forever; with `retention`, until stream time is more than `retention` past
+        the window's end.
 
         With `emit="window_close"`, later steps get only the final result of each window, when no record can change the
         result any more. Queries of the store still find the results of open windows. With `early="10 seconds"` in
-        addition, later steps also get results of open windows: when stream time is 10 seconds past a window's first
-        change that they have not got yet, they get the window's present result. The header `window_result` of a result
-        is `early` or `final`.
+        addition, later steps also get early results, while a window is open. After a change of the window, the window's
+        result is sent when stream time is 10 seconds past this change. The result includes the changes that have come
+        meanwhile; the next change begins a new wait. The header `window_result` of each result is `early` or `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:

@@ -63,27 +63,29 @@ class Pipeline(Graph):
 
     `zone` is the time zone of event times without a time zone. A record whose event time is more than `max_future_skew`
     ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys.
-    By default, a window closes when the stream time of every partition has passed its end and grace. With
-    `idle_timeout`, a partition that has had no record for this time no longer delays the closing. By default, only
-    records advance stream time. With `advance_when_idle`, the stream time of a step goes on by the clock if all topics
-    of the step have been silent for this time, so that windows close and time limits pass without records.
+    By default, a window closes when the stream time of every partition has reached the window's end plus grace. With
+    `idle_timeout`, a partition that has had no record for this duration no longer delays the closing of windows. By
+    default, only records advance stream time. With `advance_when_idle`, a step's stream time advances with the clock
+    once all topics that the step reads have had no record for this duration, so that windows close and time limits pass
+    without records.
 
-    A run ends when it has read all records. With `linger`, the run waits for new records before it ends, up to this
-    duration after the last record, and processes them at once. While records keep arriving, Spark does not have to
-    start again, and results are seconds old.
+    A run ends when it has read all records. With `linger`, the run first waits for new records, and processes them at
+    once; it ends when no record has come for this duration. While a run waits, Spark does not have to start again for
+    new records, so their results are published within seconds.
 
     `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
     can override it. `dead_letter` writes the record to the topic `{name}_dead_letters` with the reason, `skip` only
     counts the record, and `fail` ends the run before anything from the record's batch is published. A run also fails if
     a step fails for more than `max_failures` records of a batch, or if more than `max_rejected` records of a batch
-    cannot be read. Each limit is a number of records, or a share of the records read. If neither limit is exceeded, but
-    at least ten records and more than 5 % of a batch are rejected, the run goes on, and the pipeline is shown as
-    degraded.
+    cannot be read. Each limit is a number of records, or a share of the records read. If neither limit is exceeded, the
+    run goes on; but if at least ten records, and more than 5 % of the batch's records, are rejected, the pipeline is
+    shown as degraded.
 
-    `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread records, but at most
-    once in every `min_interval`. `"continuous"`: again as soon as a run has ended. A cron expression: at the times that
-    it names. None: only when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
-    within this time after it was queued, and the newest snapshot is older than this time.
+    `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread records; the starts of
+    two such runs are at least `min_interval` apart. `"continuous"`: again as soon as a run has ended. A cron
+    expression: at the times that the expression names. None: only when somebody triggers the DAG. With `deadline`,
+    Airflow raises an alert if a run has not ended within this time after it was queued, and the newest snapshot is
+    older than this time.
     """
 
     def __init__(
@@ -262,8 +264,8 @@ class Pipeline(Graph):
         With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
         a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
         later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
-        row's time. With `expiry_clock="wall"`, it expires in the first batch that begins after the row's time, and
-        Airflow starts a run for this batch.
+        row's expiry time. With `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry
+        time, and Airflow starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         step = f"table {topic!r}"

@@ -398,7 +398,7 @@ class Stream(Handle[V]):
 
         Sluice decides which values a call gets, so the result for a value must not depend on the call's other values.
         If the function raises an error, it is called again with smaller and smaller parts of the values, until the
-        values that fail are found. Only their records are rejected.
+        values that fail are found. Only the records of these values are rejected.
         """
         where = self._where("map_batch")
         require_callable(where, function, "values")
@@ -483,15 +483,16 @@ class Stream(Handle[V]):
         The function, async or not, takes the value, or key and value. With `size`, it takes a list of up to `size`
         values, and returns a list with one result per value. Each worker makes up to `concurrency` calls at the same
         time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error, is
-        repeated up to `retries` times, after a wait of `backoff` before the first repetition and twice as long before
-        each further one, but at most a minute. If the last repetition fails, too, the record gets the value
+        repeated up to `retries` times. The wait before the first repetition is `backoff`; each further wait is twice as
+        long as the one before, but at most a minute. If the last repetition fails, too, the record gets the value
         `otherwise`. Without `otherwise`, `on_error` decides what happens to the record. For a null value, the function
         is not called, and the value stays null.
 
         The answers are recorded with the state, under the name `answers` (by default, the function's name), and kept
         for the time `keep`. A batch that is repeated after a crash, and a rebuild, use the recorded answers, so each
         record has only one answer. After a crash, only calls whose answers were not recorded are made again. With
-        `keep=None`, no answers are recorded. To call again for all records, set another name `answers`, and rebuild.
+        `keep=None`, no answers are recorded. To make the calls for all records again, set `answers` to another name,
+        and rebuild the pipeline.
         """
         where = self._where("call")
         if size is None:
@@ -540,13 +541,14 @@ class Stream(Handle[V]):
         keep: Duration | None = "7 days",
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
-        """Look each record up in a table of a database: `left` is the record's value, and `right` the table's row.
+        """Look each record up in a table of a database.
 
-        `connection` is the name of an Airflow connection. Without Airflow, the environment variable
-        `SLUICE_CONNECTION_NAME`, with this name in capital letters as `NAME`, has the database's URL. `key` is an SQL
-        expression for the key to look up. `column` is the table's column with the keys, which must be unique; without
-        `column`, `key` must be a field, and the column has the field's name. `returns` is a Struct whose fields are the
-        columns to read.
+        The new value has the field `left`, with the record's value, and the field `right`, with the table's row.
+        `connection` is the name of an Airflow connection. Without Airflow, Sluice reads the database's URL from the
+        environment variable `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters. `key`
+        is an SQL expression for the key to look up. `column` is the table's column with the keys, which must be unique;
+        without `column`, `key` must be a field, and the column has the field's name. `returns` is a Struct whose fields
+        are the columns to read.
 
         Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
         `staleness`. If the table has no row for a record, or the record's key is null, `right` is null. With
@@ -847,11 +849,11 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> None: ...
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
-        """Call a Python function for every record, like `peek`, as the stream's last step."""
+        """Call a Python function for every record, as `peek` does, but end the stream: no step can follow."""
         self._apply("foreach", function, "nothing", on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
-        """Print every record as `[label]: key, value`, as the stream's last step; `label` defaults to the step's name.
+        """Print every record as `[label]: key, value`; no step can follow. `label` defaults to the step's name.
 
         Spark's tasks print the records, so the lines are in the run's log, or in the executors' logs on a cluster.
         """
@@ -903,8 +905,8 @@ class Stream(Handle[V]):
     ) -> dict[str, Stream[V]]:
         """Split the stream into named branches, each with an SQL condition.
 
-        A record goes to the first branch whose condition is true. If there is none, the record is dropped; to keep such
-        records, add a last branch `rest="true"`.
+        A record goes to the first branch whose condition is true. If no branch's condition is true, the record is
+        dropped; to keep such records, add a last branch `rest="true"`.
         """
         # As in Kafka Streams' split(), a record goes to the first branch whose condition is true.
         streams, remaining = {}, self
@@ -932,8 +934,8 @@ class Stream(Handle[V]):
         With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
         a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
         later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
-        row's time. With `expiry_clock="wall"`, it expires in the first batch that begins after the row's time, and
-        Airflow starts a run for this batch.
+        row's expiry time. With `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry
+        time, and Airflow starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
@@ -1023,9 +1025,10 @@ class Stream(Handle[V]):
     @overload
     def group_by(self, key: Callable[[Key, V], object]) -> GroupedStream[V]: ...
     def group_by(self, key: str | Sequence[str] | Function) -> GroupedStream[V]:
-        """Group by the result of an SQL expression or a Python function. As text, it is the key of the aggregates.
+        """Group by the result of an SQL expression or a Python function.
 
-        A list of fields, such as `["shop", "item"]`, means a struct of these fields.
+        The result, as text, is the key of the aggregates. A list of fields, such as `["shop", "item"]`, means a struct
+        of these fields.
         """
         if callable(key):
             return self._apply("group_by", key, "key", on_error=None).group_by_key()
@@ -1065,14 +1068,15 @@ class Stream(Handle[V]):
         """Join records of the same key; the value has the fields `left` and `right`.
 
         A join with a stream emits every pair of records whose times are within the `window`. A join with a table emits
-        each record with the table's row at the record's time. In a join with a global table, `on` is an SQL expression
-        for the key of the table's row. With `how="inner"`, records without a match are dropped. With `how="left"`, they
-        are emitted with `right` null. With `how="outer"`, which needs two streams, the unmatched records of both sides
-        are emitted, with the other side null.
+        each record with the row that the table has for the record's key. In a join with a global table, `on` is an SQL
+        expression for the key of the table's row. With `how="inner"`, records without a match are dropped. With
+        `how="left"`, they are emitted with `right` null. With `how="outer"`, which needs two streams, the unmatched
+        records of both sides are emitted, with the other side null.
 
-        The row at the record's time is the latest row that was written before the record. In a versioned table, it is
-        the latest row whose event time is not after the record's event time. With `grace`, which needs a versioned
-        table, each record waits for late rows of the table, until the stream's event time has advanced by `grace`.
+        In a join with a table, a record gets the latest row that was written before the record, by the timestamps in
+        Kafka. If the table is versioned, the record gets the latest row whose event time is not after the record's
+        event time. With `grace`, which needs a versioned table, each record of the stream waits until stream time is
+        `grace` past the record's event time, so that the record also finds table rows that arrive after it.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -1168,11 +1172,11 @@ class Stream(Handle[V]):
         type and a time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values
         that the processor forwards. `outputs` maps the names of further outputs to the types of their values. `tables`
         maps names to tables of the pipeline, whose rows the processor can read by any key; every worker gets a copy of
-        these tables. `by` is an SQL expression, or a list of fields, for the key to which stores and timers belong; by
-        default, this is the record's key.
+        these tables. By default, each record key has its own entries in the stores and its own timers. With `by`, an
+        SQL expression or a list of fields, each value of `by` has them instead.
 
-        Each store can be queried by this key, and the result is an object with all entries of the key. With
-        `queryable=False`, the stores cannot be queried.
+        Each store can be queried by this key (the record key or the value of `by`), and the result is an object with
+        all entries of the key. With `queryable=False`, the stores cannot be queried.
         """
         return self._process(
             "process",
@@ -1319,8 +1323,9 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Pass on the first record with each id; drop and count records that repeat an id within the time `within`.
 
-        `by` is an SQL expression for the id, or a list of fields that make up the id. When stream time is `within` past
-        the time of an id's first record, Sluice forgets the id, so the next record with this id passes.
+        `by` is an SQL expression for the id, or a list of fields that make up the id. When stream time is more than
+        `within` past the event time of an id's first record, Sluice forgets the id, so the next record with this id is
+        passed on.
         """
         by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate")

@@ -116,7 +116,7 @@ class Table(Handle[V]):
         A row is deleted when the condition becomes false for it.
 
         A function is called for the new row of each change. If a later step needs the old row, the function is called
-        for the old row, too. So for the same row, it must always return the same.
+        for the old row, too. Therefore, the function must always return the same result for the same row.
         """
         if not isinstance(where, str):
             return self._of_stream(self._as_stream().filter(where, on_error=on_error))
@@ -200,8 +200,8 @@ class Table(Handle[V]):
 
         If the value is not an object, later SQL reads it as `value`. `returns` is the type of a Python function's
         result. A function that returns None deletes the row. The function is called for the new row of each change. If
-        a later step needs the old row, the function is called for the old row, too. So for the same row, it must always
-        return the same.
+        a later step needs the old row, the function is called for the old row, too. Therefore, the function must always
+        return the same result for the same row.
         """
         if not isinstance(value, str):
             stream: Any = self._as_stream()
@@ -327,10 +327,11 @@ class Table(Handle[V]):
         max_bytes: int | None = None,
         when_full: Literal["emit_early", "shut_down"] = "emit_early",
     ) -> Table[V]:
-        """Hold back each key's updates; `limit` in stream time after the first of them, emit the latest result.
+        """Hold back each key's updates for a time, and emit only the latest of them.
 
-        If the number or the size of the results that wait exceeds `max_records` or `max_bytes`, the oldest of these
-        results is emitted early. With `when_full="shut_down"`, the run ends with an error instead.
+        The latest update is emitted when stream time is `limit` past the event time of the first update that was held
+        back. If the number or the size of the results that wait exceeds `max_records` or `max_bytes`, the oldest of
+        these results is emitted early. With `when_full="shut_down"`, the run ends with an error instead.
         """
         return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 

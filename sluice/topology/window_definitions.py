@@ -103,7 +103,7 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
-    """Windows that slide over time: each different set of a key's records within `size` has a window."""
+    """Windows that slide over time: a key has one window for each set of records that fit a range of length `size`."""
     return _valid_window(SlidingWindow(milliseconds(size), milliseconds(grace)))
 
 
@@ -177,8 +177,8 @@ def within(
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 
-    The right record may be at most `size` before or after the left record. `before` and `after` replace `size` in one
-    direction.
+    The right record may be at most `size` before or after the left record. `before` replaces `size` for right records
+    before the left record, and `after` for right records after it.
     """
     window = JoinWindow(
         milliseconds(size if before is None else before),

@@ -42,9 +42,9 @@ class PostgresTable:
     record the row comes. A `Table` of the pipeline cannot be written without `key`.
 
     `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an Airflow connection.
-    Without Airflow, the environment variable `SLUICE_CONNECTION_NAME`, with this name in capital letters as `NAME`, has
-    the database's URL. `types` gives the PostgreSQL types of columns, such as `{"total": "numeric(12,2)"}`, for a table
-    that Sluice creates. All other columns get their types from the fields.
+    Without Airflow, Sluice reads the database's URL from the environment variable `SLUICE_CONNECTION_NAME`, where
+    `NAME` is the connection's name in capital letters. `types` gives the PostgreSQL types of columns, such as
+    `{"total": "numeric(12,2)"}`, for a table that Sluice creates. All other columns get their types from the fields.
     """
 
     name: str
@@ -62,7 +62,7 @@ class PostgresTable:
 
     @property
     def output(self) -> str:
-        """The name in counts and messages, such as `warehouse:shop.totals` or `delta:s3a://lake/shop/totals`."""
+        """The table's name in counts and messages, such as `warehouse:shop.totals`."""
         return f"{self.connection}:{self.name}"
 
     @property
@@ -142,7 +142,7 @@ class DeltaTable:
 
     @property
     def output(self) -> str:
-        """The name in counts and messages, such as `warehouse:shop.totals` or `delta:s3a://lake/shop/totals`."""
+        """The table's name in counts and messages, such as `delta:s3a://lake/shop/totals`."""
         return f"delta:{self.name}"
 
     @property
