@@ -1,7 +1,8 @@
 """Aggregate functions over many windows at once: counts, sums, averages, minima and maxima of numbers, and picks.
 
-A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their order. Nothing else
-does, and no record can fail. The results equal those of `Functions`, which adds one record after the other.
+A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their order. The other
+functions do not depend on it, and no record can fail. The results equal those of `Functions`, which adds one record
+after the other.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ _DOUBLE_BITS = 53
 _WIDEST = 200
 """The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
 _EXACT = Context(prec=100)
-
-
 _LARGEST_HELD = 36
 """A Decimal sum in the state must be less than 10 to this power. Even two such sums (if sessions
 merge) and the batch's records then have at most 38 digits together."""
@@ -53,7 +52,7 @@ _PLAIN_EXPONENTS = range(-6, 1)
 
 
 class NumbersTooLargeError(Exception):
-    """A number may not fit 64 bits, a sum 38 digits, or a double. Records must be added up one by one."""
+    """A number or a sum may be too large for 64 bits, 38 digits or a double. Records must be added up one by one."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ class Arguments:
     """The arguments of one function for each record: numbers, and a mask of the arguments that are not null.
 
     `numbers` is None if the function only counts. Decimals are integers, in units of 10 to the power `exponent`.
+    Doubles are Python's integers, in units of 2 to the power `exponent`.
     """
 
     is_given: Mask
@@ -205,7 +205,7 @@ class ColumnFunctions:
         """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
         `order`: numbers that increase in the order of the records, if functions pick by it.
-        Raises NumbersTooLargeError if a sum may not fit 64 bits.
+        Raises NumbersTooLargeError if a sum may be too large.
         """
         of_functions: list[Aggregated] = []
         for number, column in enumerate(self._arguments(values)):
