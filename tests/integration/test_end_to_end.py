@@ -300,7 +300,7 @@ def test_the_page_and_the_command_name_an_input_that_is_away(platform: LocalPlat
     places, title = Places(platform), "The input is away"
     wait_for_runs(platform, 1)
     # Nobody has created the topics of the other pipelines.
-    assert wait_until(lambda: places.page("pos", "input", "does not exist. Create it") == "waiting", 60, 0.5)
+    assert wait_until(lambda: places.page("pos", "input", "never read from there. Create it") == "waiting", 60, 0.5)
     platform.kafka.stop()
     try:
         assert wait_until(lambda: places.page(PIPELINE, "input", "does not answer") == "waiting", 60, 0.5)

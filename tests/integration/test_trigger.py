@@ -222,7 +222,8 @@ def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Le
         await looks(2)
         assert events == []
         (waiting,) = ledger.failures.all()
-        assert (waiting.kind, waiting.detail) == ("input", f"Topic {later} does not exist.")
+        never_read = f"Topic {later} does not exist. The pipeline has never read from there."
+        assert (waiting.kind, waiting.detail) == ("input", never_read)
         assert waiting.next_step.startswith("Create it, or correct the pipeline.")
         broker.create_topics({later: 1})
         await asyncio.to_thread(send, broker, later, 3)
