@@ -10,4 +10,10 @@ PipelineName = Annotated[str, typer.Argument(help="The pipeline's name.", metava
 Master = Annotated[str, typer.Option(help="The Spark master.")]
 LOCAL = "local[2]"
 """The default of `Master`."""
-FromTopics = Annotated[bool, typer.Option("--from-topics", help="Accept that the topics no longer hold all records.")]
+FromTopics = Annotated[
+    bool,
+    typer.Option(
+        "--from-topics",
+        help="Go on if the topics have deleted records that the state contains, and compute the state without them.",
+    ),
+]

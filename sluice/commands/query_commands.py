@@ -212,7 +212,7 @@ def combine(
     field: Field = "",
     group_by: Annotated[str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")] = "_all",
     order: Annotated[str, typer.Option(help="Sort by group, entries, sum, min or max.")] = "group",
-    limit: Limit = 1_000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups.")] = 1_000,
     prefix: Prefix = None,
     start: From = None,
     end: To = None,

@@ -91,7 +91,7 @@ def move(
 
 
 def import_state(
-    ledger: Annotated[Path, typer.Argument(help="The ledger's SQLite file.", exists=True, dir_okay=False)],
+    ledger: Annotated[Path, typer.Argument(help="The SQLite file of the ledger to copy.", exists=True, dir_okay=False)],
 ) -> None:
     """Copy all pipelines from SQLite files to the empty ledger in SLUICE_LEDGER, and their shards to SLUICE_SHARDS.
 

@@ -179,7 +179,7 @@ class Store(Generic[V]):
         return value if type(value) in IMMUTABLE else self._copy(value)
 
     def put(self, key: str, value: V) -> None:
-        """Set the value of a key. Its time to live begins again."""
+        """Set the value of a key. The time to live of the value begins again."""
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         # This raises an error for surrogates, which no database stores.

@@ -241,8 +241,8 @@ class TopologyTestDriver:
     def advance(self, milliseconds: int) -> None:
         """Process the records that were piped before, then advance the wall clock and fire the timers that are due.
 
-        If the pipeline has `advance_when_idle`, stream time goes on by the clock, too, and results that wait for stream
-        time are sent if they become due.
+        If the pipeline has `advance_when_idle`, stream time advances with the clock, too, and results that wait for
+        stream time are sent if they become due.
         """
         if not (isinstance(milliseconds, int) and milliseconds >= 0):
             raise TopologyError(

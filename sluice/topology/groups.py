@@ -67,7 +67,7 @@ class Grouped(Generic[V]):
         return versioned
 
     def count(self, *, store: str, on_error: OnError | None = None) -> Table[int]:
-        """Count the records of each group."""
+        """Count the records of each group, or the rows of a grouped table."""
         columns = {"count": "count(*)"}
         return self._add_store(store, columns, Shape.single("BIGINT"), on_error=on_error)
 
@@ -355,9 +355,9 @@ class GroupedStream(Grouped[V]):
         This is faster than `aggregate` if a key has several records in a batch. `values` is a list of consecutive
         values of a key, in the order of the records, and is never empty. Sluice decides which values a call gets, so
         the aggregate must not depend on how the values are divided: `adder(adder(a, x), y)` must equal
-        `adder(a, x + y)`. A later step that needs the result after each record, such as a join, gets it: each call
-        then has one value. If the function raises an error, it is called again with one value at a time, and only the
-        records that fail are rejected. Everything else is as in `aggregate`. Windows are not supported.
+        `adder(a, x + y)`. If a later step needs the result after each record, as a join does, each call gets only one
+        value. If the function raises an error, it is called again with one value at a time, and only the records that
+        fail are rejected. Everything else is as in `aggregate`. Windows are not supported.
         """
         if self.window is not None:
             raise TopologyError(
@@ -559,7 +559,7 @@ class WindowedStream(GroupedStream[V]):
 class GroupedTable(Grouped[V]):
     """A table's rows grouped by a key.
 
-    A row that changes is subtracted from its old group and added to its new group.
+    When a row changes, its old value is subtracted from its old group, and its new value is added to its new group.
     """
 
     @overload
@@ -605,10 +605,11 @@ class GroupedTable(Grouped[V]):
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:
-        """Aggregate each group into an object with a column for every SQL aggregate: count, sum, avg, collect_list.
+        """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Columns can also be passed as one mapping, which allows any name. Python functions can be used instead of SQL:
-        `initializer()`, `adder(aggregate, value)` and `subtractor(aggregate, value)`.
+        Columns can also be passed as one mapping, which allows any name. Python functions can be used instead of SQL.
+        `initializer()` returns the initial aggregate, `adder(aggregate, value)` the aggregate with a row's value, and
+        `subtractor(aggregate, value)` the aggregate without a row's old value.
         """
         has_functions = adder is not None or subtractor is not None
         if not has_functions and (initializer is None or isinstance(initializer, Mapping)):

@@ -984,9 +984,9 @@ class Stream(Handle[V]):
         and `transaction`, and records without a value, are filtered out. For a record of the kind `truncate`,
         `on_error` decides what happens.
 
-        `check_old` compares the old row of a change, unless it is null, with the row that the table has for its key. If
-        the two rows differ, `check_old="count"` counts the change as `old_differs/STEP` and applies it. With
-        `check_old="reject"`, `on_error` decides what happens to the change.
+        With `check_old`, Sluice compares a change's old row, unless the change has none, with the row that the table
+        has for the key. If the two rows differ, `check_old="count"` counts the change as `old_differs/STEP` and applies
+        it. With `check_old="reject"`, `on_error` decides what happens to the change.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():

@@ -25,7 +25,7 @@ from sluice.values.stored_values import JsonText, stored_type
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
     """The most digits that a Decimal may have: `precision` in all, and `scale` of them after the point.
 
-    It belongs into an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
+    Use it in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
     """
     return msgspec.Meta(extra={"precision": precision, "scale": scale})
 

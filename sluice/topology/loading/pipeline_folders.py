@@ -53,8 +53,8 @@ def pipeline_files(folder: Path) -> list[Path]:
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
     """Load every pipeline in `folder`, and report the files that cannot be used.
 
-    A separate process imports each file first. The calling process imports only files that the separate process has
-    imported within `seconds`.
+    A separate process imports each file first, for at most `seconds`. The calling process then imports only the files
+    whose import has succeeded in the separate process.
     """
     usable, broken = usable_files(import_isolated(pipeline_files(folder), seconds))
     loaded = Loaded([], broken)
