@@ -80,6 +80,12 @@ def test_values_keep_their_published_text(states: States, reader: Reader) -> Non
     assert values(everything(reader, "revenue")) == {"a": '{"n":1, "sum":27.00}'}
 
 
+def test_values_of_type_any_have_the_json_of_their_topic(states: States, reader: Reader) -> None:
+    states.publish({"a": r'[1,{"d":{"_json":"[1.0,  \"\\u00e9\"]"},"l":[{"_json":"2"}],"t":{"_json":"no JSON"}}]'})
+    plain = r'{"d":[1.0,  "\u00e9"],"l":[2],"t":{"_json":"no JSON"}}'
+    assert ask(reader, "a", "revenue") == values(everything(reader, "revenue")) == {"a": plain}
+
+
 def test_all_entries_of_all_workers_are_sorted_by_key(states: States, reader: Reader) -> None:
     states.publish({f"k{number:02}": f"[{number}]" for number in range(20)})
     answer = everything(reader)
