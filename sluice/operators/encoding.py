@@ -23,7 +23,7 @@ from sluice.values.json_limits import (
     refuse_inexact_numbers,
     refuse_long_strings,
     refuse_nesting,
-    require_finite,
+    require_all_finite,
     require_time,
     shortened,
 )
@@ -58,19 +58,7 @@ def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model)
-        _require_finite(plain, "$")
-
-
-def _require_finite(value: Any, path: str) -> None:
-    match value:
-        case float() | Decimal():
-            require_finite(value, path)
-        case dict():
-            for name, inner in value.items():
-                _require_finite(inner, f"{path}.{name}")
-        case list() | tuple() | set() | frozenset():
-            for inner in value:
-                _require_finite(inner, f"{path}[...]")
+        require_all_finite(plain)
 
 
 def require_key(key: str) -> None:
@@ -120,6 +108,7 @@ class Declared:
         if self._store is not None:
             if self._check_amounts is not None:
                 self._check_amounts(value)
+            _require_names(value)
             return self.typed_json(self.validated(value))
         data = _to_json(value)
         if not self._is_known:
@@ -194,6 +183,8 @@ def _require_names(value: Any) -> None:
         inner = value
     elif isinstance(value, msgspec.Struct):
         inner = msgspec.structs.astuple(value)
+    elif pydantic_models.is_model(type(value)):
+        inner = vars(value).values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:

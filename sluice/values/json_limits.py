@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded, localcontext
+from typing import Any
 
 from sluice.values.sql_types import MOST_DIGITS
 
@@ -161,6 +162,19 @@ def require_finite(number: float | Decimal, path: str) -> None:
     if not (number.is_finite() if isinstance(number, Decimal) else math.isfinite(number)):
         where = "" if path == "$" else f"{path}: "
         raise ValueError(f"{where}{number} cannot be written as JSON")
+
+
+def require_all_finite(value: Any, path: str = "$") -> None:
+    """Raise ValueError if plain data contain NaN or infinity."""
+    match value:
+        case float() | Decimal():
+            require_finite(value, path)
+        case dict():
+            for name, inner in value.items():
+                require_all_finite(inner, f"{path}.{name}")
+        case list() | tuple() | set() | frozenset():
+            for inner in value:
+                require_all_finite(inner, f"{path}[...]")
 
 
 def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:

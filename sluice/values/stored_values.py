@@ -35,7 +35,7 @@ import msgspec
 
 from sluice.errors import TopologyError
 from sluice.values import epochs, pydantic_models
-from sluice.values.json_limits import LONGEST_STRING
+from sluice.values.json_limits import LONGEST_STRING, require_all_finite
 from sluice.values.json_text import JSON_FIELD, plain_json
 from sluice.values.pydantic_models import ModelStructs, is_model
 
@@ -132,7 +132,13 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 def _json_text(_: Any, value: Any) -> JsonText | None:
     """The hook of msgspec that makes stored values of values of type Any."""
-    text = bytes(value).decode() if isinstance(value, msgspec.Raw) else _encode(value).decode()
+    if isinstance(value, msgspec.Raw):
+        text = bytes(value).decode()
+    else:
+        text = _encode(value).decode()
+        # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
+        if "null" in text or "NaN" in text or "Infinity" in text:
+            require_all_finite(value)
     if len(text) > LONGEST_STRING:
         raise ValueError(f"JSON of {len(text):,} characters; at most {LONGEST_STRING:,} are possible")
     return None if text == "null" else JsonText(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NotRequired, TypedDict
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, within
 from sluice.errors import TopologyError
+from sluice.operators.encoding import Declared
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -121,6 +123,7 @@ class Remember:
         self.last.put("reading", record.value)
 
 
+AT = datetime(2024, 1, 1, tzinfo=UTC)
 BIG = '{"b": [9007199254740993, {"c":null}], "a":true}'
 """JSON that a function can read and write again, except for the spaces."""
 WRITTEN_BIG = BIG.replace(" ", "")
@@ -227,3 +230,18 @@ def test_wrong_uses_of_any_are_errors() -> None:
         events.to(DeltaTable("/tmp/events"))
     with pytest.raises(TopologyError, match=r"returns=Any is a type only of topics' values.* Leave it out"):
         events.map_values(lambda event: event.details, returns=Any)
+
+
+@pytest.mark.parametrize(
+    ("details", "says"),
+    [
+        (float("nan"), "nan cannot be written as JSON"),
+        ([{"x": float("inf")}, None], "inf cannot be written as JSON"),
+        ({1: "a", "1": "b"}, "two keys of a dict have the same name in JSON"),
+        (object(), "object is unsupported"),
+    ],
+)
+def test_a_value_that_json_cannot_hold_is_refused(details: Any, says: str) -> None:
+    for kind, value in ((Reading, Reading("s", AT, details)), (Invoice, Invoice(number=1, lines=[details]))):
+        with pytest.raises((ValueError, TypeError), match=says):
+            Declared(kind).json(value)
