@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -121,6 +121,7 @@ def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int) -> Resu
         return Results(final, driver.output("late"), driver.store("visits_by_window"), driver.counts())
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(steps=OUT_OF_ORDER, window=st.sampled_from([*WINDOWS]), step=st.sampled_from(STEPS))
 def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: str, step: str) -> None:
     # Time goes on by a millisecond with each record, and a record may be up to 20 milliseconds older.
