@@ -75,7 +75,7 @@ class RecordFailed(EngineError):
 
 
 class RecordsRejected(EngineError):
-    """Too many records of a batch were rejected, so the pipeline or a producer is wrong."""
+    """Too many records of a batch were rejected, so the pipeline or a producer probably has an error."""
 
     title = "Too many records were rejected"
     is_lasting = True
@@ -136,7 +136,7 @@ class ClockOff(EngineError):
 
 
 class StateGrows(EngineError):
-    """The state of a pipeline has grown for a week, and has doubled."""
+    """The state of a pipeline has grown on every day of a week, and has doubled in this week."""
 
     title = "The state grows without a bound"
     next_step = "Give its windows a retention, or its tables a way to delete keys."

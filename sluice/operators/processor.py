@@ -237,7 +237,7 @@ row."""
 
 
 class ReadOnlyTable(Generic[V]):
-    """The rows of another table of the pipeline, as of the current record. Every worker has all rows."""
+    """The rows of a table of the pipeline, as of the current record. Every worker has all rows of this table."""
 
     def __init__(self, number: int, value_type: Any) -> None:
         self._number = number

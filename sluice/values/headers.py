@@ -66,15 +66,15 @@ class Headers:
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """These headers without those of this name, and a new header of this name at the end."""
+        """A copy of these headers in which one new header, at the end, replaces all headers of this name."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:
-        """These headers, and a new header at the end."""
+        """A copy of these headers, with a new header at the end."""
         return Headers((*self._decoded, (name, value)))
 
     def remove(self, name: str) -> Headers:
-        """These headers, without the headers of this name."""
+        """A copy of these headers, without the headers of this name."""
         return Headers(pair for pair in self._decoded if pair[0] != name)
 
     @property
