@@ -29,7 +29,7 @@ _WATCH_SECONDS = 3.0
 
 
 def status() -> None:
-    """Print the health of each pipeline. If something is wrong, also print since when, and the next step.
+    """Print the health of each pipeline and, if something is wrong, since when, and the next step.
 
     The worst comes first. What is wrong with several pipelines for the same reason is printed once.
     Exit with status 1 if something is wrong with a pipeline.

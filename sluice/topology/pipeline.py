@@ -202,8 +202,8 @@ class Pipeline(Graph):
 
         If the field with the event time is an int, declare its unit with `epoch_ms("field")`, `epoch_s("field")` or
         `epoch_us("field")`. Without a declaration, the number is read as milliseconds since 1970, like Kafka's
-        timestamps. A number that would then be a time before March 1973 is an invalid time, because it is more likely
-        to be in seconds.
+        timestamps. If the number, read in this way, is a time before March 1973, the time is invalid, because the
+        number is more likely to be in seconds.
 
         By default, a record with a null value becomes a dead letter. `nulls="keep"` passes it on, and Python functions
         get None as its value.
