@@ -52,6 +52,7 @@ def audited(running: Running, lake: Path, rows: dict[str, int]) -> None:
         assert written_snapshot(lake / table) == running.snapshot().id
 
 
+@pytest.mark.heavy  # test_database_rows.py has runs and crashes with tables in PostgreSQL
 def test_tables_after_runs_and_a_crash(start: Start, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = start(lambda names: shops(names, lake), sales=2)
     running.send("sales", sale("a"), sale("b"), sale("bad", quantity=40_000))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.examples.demo import _stoppable
+from sluice.errors import PreflightError
+from sluice.examples.demo import _alone, _stoppable
 from sluice.local.broker import running
 from sluice.local.platform import clear
 from sluice.local.service import members
@@ -59,7 +60,7 @@ def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals)
         signal.raise_signal(number)
 
 
-@pytest.mark.heavy  # the next test stops a demo with a signal; `clear` is the same
+@pytest.mark.heavy  # `clear` also ends the demo that the fixture has started
 def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
     await_line(demo, "Start Airflow  waits for")
     demo.kill()
@@ -72,14 +73,18 @@ def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str],
     assert not home.exists()
 
 
-@pytest.mark.parametrize(
-    "airflow",
-    # Other tests show that a platform's end also ends Airflow's processes, which need ten seconds of CPU to start.
-    [None, pytest.param("Start Airflow  waits for", marks=pytest.mark.heavy)],
-    ids=["Kafka", "Kafka and Airflow"],
-)
+def test_a_second_demo_in_the_same_home_is_rejected(tmp_path: Path) -> None:
+    with _alone(tmp_path / "demo"):
+        with pytest.raises(PreflightError, match="already running in"), _alone(tmp_path / "demo"):
+            pass
+        with _alone(tmp_path / "another"):
+            pass
+
+
+@pytest.mark.heavy  # the end of a platform, in test_end_to_end.py, is the same
+@pytest.mark.parametrize("line", ["✓ Start Kafka", "Start Airflow  waits for"])
 def test_a_second_demo_in_the_same_home_is_rejected_and_a_signal_stops_the_first(
-    demo: subprocess.Popen[str], home: Path, airflow: str | None
+    demo: subprocess.Popen[str], home: Path, line: str
 ) -> None:
     second = start(home)
     output, _ = second.communicate(timeout=300)
@@ -87,8 +92,8 @@ def test_a_second_demo_in_the_same_home_is_rejected_and_a_signal_stops_the_first
     assert "already running in" in output
     assert demo.poll() is None
     assert running(home / "kafka")
-    if airflow is not None:
-        await_line(demo, airflow)
+    if line != "✓ Start Kafka":  # which the fixture has awaited
+        await_line(demo, line)
     assert members(sessions(home))
     demo.send_signal(signal.SIGINT)
     output, _ = demo.communicate(timeout=300)
