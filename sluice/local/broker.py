@@ -95,7 +95,8 @@ class EmbeddedKafka:
 
     The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
     needs a third less processor time to start, but can handle fewer records per second. `config` has more settings of
-    the broker. If it names listeners, they are added to the broker's default listener, which has no security.
+    the broker. If `config` names listeners, the broker has them in addition to its default listener, which has no
+    security.
     """
 
     def __init__(
