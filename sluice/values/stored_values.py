@@ -276,9 +276,12 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
     config: dict[str, Any] = {}
     namespace: dict[str, Any] = {"__made_for__": kind}
     if is_typeddict(kind):
-        fields = [(name, types[name], msgspec.field()) for name in types if name not in optional]
-        # A field that is left out is None in Python functions.
-        fields += [(name, types[name] | None, msgspec.field(default=None)) for name in optional]
+        fields = []
+        for name, part in types.items():
+            # A field that is left out is None in Python functions.
+            is_optional = name in optional
+            field = msgspec.field(default=None) if is_optional else msgspec.field()
+            fields.append((name, part | None if is_optional else part, field))
     elif dataclasses.is_dataclass(kind):
         fields = [(field.name, types[field.name], epochs.default_of(field)) for field in dataclasses.fields(kind)]
     else:

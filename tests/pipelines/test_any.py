@@ -93,8 +93,8 @@ class Reading:
 
 class Visit(TypedDict):
     page: str
-    cookies: list[Any]
     referrer: NotRequired[Any]
+    cookies: list[Any]
 
 
 class Opened(Struct, tag="opened"):
@@ -153,6 +153,7 @@ def test_functions_and_states_get_the_decoded_value(drive: Drive) -> None:
     accounts.map_values(name, returns=str).to("names")
     visits: Stream[Visit] = pipeline.stream("visits", value=Visit)
     visits.map_values(cookies, returns=list[Any]).to("cookies")
+    visits.to("visit_copies")
     invoices = pipeline.stream("invoices", value=Invoice)
     invoices.map_values(lambda invoice: invoice.lines, returns=list[Any]).to("lines")
     invoices.to("invoice_copies")
@@ -175,6 +176,7 @@ def test_functions_and_states_get_the_decoded_value(drive: Drive) -> None:
     assert driver.store("last") == {"s": {"reading": {**driver.store("reduced")["s"]}}}
     assert raw(driver, "names") == [f'"opened by {decoded}"', '"paid 2.50"']
     assert raw(driver, "cookies") == [f"[{WRITTEN_BIG},1.5,null]"]
+    assert raw(driver, "visit_copies") == [f'{{"page":"p","referrer":null,"cookies":[{BIG},1.50]}}']
     assert raw(driver, "lines") == [f"[{WRITTEN_BIG}]"]
     assert raw(driver, "invoice_copies") == [f'{{"number":1,"lines":[{WRITTEN_BIG}]}}']
 
