@@ -56,7 +56,7 @@ from sluice.values.record_metadata import (
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_text import is_null, literal
-from sluice.values.sql_types import element_type, struct_fields
+from sluice.values.sql_types import element_type
 from sluice.values.windowed_keys import Windowed, of_windowed_key
 from sluice.values.windows import JoinWindow
 
@@ -734,8 +734,7 @@ class Stream(Handle[V]):
         self._require_no_returns("flat_map_values", returns)
         self._require_expression(items, "flat_map_values", "array")
         element = element_type(self.fields.get(items, ""))
-        fields = struct_fields(element)
-        return self._elements(items, Shape(fields) if fields else Shape.single(element), on_error)
+        return self._elements(items, Shape.of_kind(element), on_error)
 
     @overload
     def flat_map(

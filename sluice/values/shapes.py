@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.values.json_text import JSON_FIELD
 from sluice.values.record_metadata import TEXT_FIELD
 from sluice.values.sql_text import value_of_json
 from sluice.values.sql_types import struct_fields, struct_type
@@ -29,7 +30,8 @@ class Shape:
     def of_kind(cls, kind: str) -> Shape:
         """The shape of a value of this Spark SQL type; an empty text means an unknown type."""
         fields = struct_fields(kind)
-        return cls(fields) if fields else cls.single(kind)
+        # A value of type Any is not an object in SQL, although it is stored as one.
+        return cls(fields) if fields and JSON_FIELD not in fields else cls.single(kind)
 
     @property
     def kind(self) -> str:

@@ -65,6 +65,8 @@ def test_the_json_stays_as_it_is_through_all_steps(drive: Drive, by_one: bool) -
     events.to_table(store="latest").to("changes")
     events.group_by_key().aggregate(store="newest", details="max_by(details, eventId)")
     events.map_values("length(details._json)").to("lengths")
+    events.filter("eventId = 'e1'").flat_map_values("parts").to("items")
+    events.filter("eventId = 'e1'").flat_map_values("parts").filter("value._json LIKE '%deep%'").to("deep_items")
     driver = drive(pipeline)
     driver.pipe("users", f'{{"user": "ann", "settings":  {ODD}}}')
     for value in (event(1), event(2, "7"), '{"eventId":"e3","user":"ann","details":[01]}'):
@@ -76,6 +78,8 @@ def test_the_json_stays_as_it_is_through_all_steps(drive: Drive, by_one: bool) -
     assert raw(driver, "joined") == [f'{{"details":{details},"settings":{ODD}}}' for details in (ODD, "7")]
     assert raw(driver, "pairs") == [f'{{"left":{WRITTEN},"right":{WRITTEN}}}']
     assert raw(driver, "changes") == [WRITTEN, WRITTEN.replace("e1", "e2").replace(ODD, "7")]
+    assert raw(driver, "items") == [ODD, None, '"x"']
+    assert raw(driver, "deep_items") == [ODD]
     assert raw(driver, "lengths") == [str(len(ODD)), "1"]
     assert driver.store("users")["ann"]["settings"]["a"][0] == 12345678901234567890123
     assert driver.store("latest")["ann"]["parts"] == [7, None, "x"]
