@@ -84,6 +84,13 @@ class CalendarWindow:
         return
 
     @property
+    def longest_ms(self) -> int:
+        """A length that no window exceeds."""
+        # The clocks of a zone are less than a day ahead of UTC or behind it, so a change moves them by less than
+        # two days.
+        return self.periods * (self.period.ms + self.period.months * 31 * _DAY) + 2 * _DAY
+
+    @property
     def open_ms(self) -> int:
         """How long after its end a window accepts records, in stream time."""
         return self.grace_ms

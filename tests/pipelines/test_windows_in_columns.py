@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Digits, Pipeline, hopping, session, sliding, tumbling
+from sluice import CalendarWindow, Digits, Pipeline, hopping, session, sliding, tumbling
 from sluice.engine.stages import column_aggregation
 from sluice.testing import TopologyTestDriver
+from sluice.values.calendar_windows import Period
 from sluice.values.windows import AnyWindow, SessionWindow
 
 ALWAYS, NEVER = 1, 1_000_000
@@ -45,6 +46,8 @@ class Results(NamedTuple):
 WINDOWS = {
     "tumbling": tumbling("5 ms", grace="3 ms"),
     "hopping": hopping("9 ms", advance="3 ms", grace="4 ms"),
+    "periods of a calendar": CalendarWindow(Period(5), "Europe/Berlin", grace_ms=3),
+    "overlapping periods of a calendar": CalendarWindow(Period(3), "Europe/Berlin", grace_ms=4, periods=3),
     "sliding": sliding("5 ms", grace="6 ms"),
     "session": session("4 ms", grace="3 ms"),
     "sessions without grace": session("4 ms"),

@@ -42,8 +42,9 @@ from sluice.operators.aggregation.window_ranges import (
 from sluice.operators.base import DEFAULT_OUTPUT
 from sluice.operators.lateness import closes_at
 from sluice.operators.suppress import Suppress, Waiting
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.row_order import release_path, result_path
-from sluice.values.windows import SessionWindow, SlidingWindow, Window
+from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
 FEWEST_ROWS = 100
 """Fewer rows than this are aggregated faster one by one."""
@@ -179,7 +180,7 @@ class ColumnAggregation:
         # The order in which sessions merge decides between records that are equally good for `max_by`.
         in_order = not isinstance(window, SessionWindow)
         functions = ColumnFunctions.of(operator.calculation, in_order=in_order)
-        if functions is None or not isinstance(window, Window | SlidingWindow | SessionWindow):
+        if functions is None or not isinstance(window, TimeWindow | SlidingWindow | SessionWindow):
             return None
         return cls(run, operator, window, functions, suppressing)
 
@@ -274,7 +275,7 @@ class ColumnAggregation:
                 return starts, line.places(held.keys, held.times)
             case SlidingWindow():
                 return starts, starts
-            case Window():  # its bounds do not depend on other windows
+            case Window() | CalendarWindow():  # its bounds do not depend on other windows
                 return starts[:0], starts[:0]
 
     def _last_headers(self, table: pa.Table, records: Records, windows: WindowRanges) -> pa.Array:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sluice.operators.aggregation.calculation import Batched, Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
+from sluice.operators.aggregation.window_bounds import ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import KeyedRows, Results
@@ -511,4 +512,4 @@ class WindowedAggregate(WindowAggregation):
         return self.lateness.last_closed_end(latest_start)
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        return self.lateness.closes_at(self.window.end_of(start))
+        return self.lateness.closes_at(ends_of(self.window, start))

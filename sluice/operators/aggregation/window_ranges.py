@@ -12,9 +12,11 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sluice.values.windows import SessionWindow, SlidingWindow, Window
+from sluice.operators.aggregation.window_bounds import bounds_of_all
+from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
-SpreadWindow: TypeAlias = Window | SlidingWindow | SessionWindow
+SpreadWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow
 """The kinds of windows that `spread_windows` can find."""
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -92,6 +94,8 @@ def reach_of(window: SpreadWindow) -> int:
     match window:
         case Window():
             return window.size_ms
+        case CalendarWindow():
+            return window.longest_ms
         case SlidingWindow():
             # A record reads windows that start up to two sizes before it, and such a window may start 1 ms after an
             # earlier record.
@@ -127,6 +131,10 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbe
     match window:
         case Window():
             return np.maximum(_first_starts(window, times), 0) + window.size_ms
+        case CalendarWindow():
+            _, window_ends, contain = bounds_of_all(window, times)
+            earliest: Numbers = np.where(contain, window_ends, np.iinfo(np.int64).max).min(axis=1)
+            return earliest
         case SlidingWindow():
             return times
         case SessionWindow():
@@ -140,8 +148,8 @@ def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourh
     windows are sessions, each neighbourhood is one session.
     """
     match window:
-        case Window():
-            return _fixed_windows(window, line, places)
+        case Window() | CalendarWindow():
+            return _timed_windows(window, line, places)
         case SlidingWindow():
             return _sliding_windows(window, line, places)
         case SessionWindow():
@@ -152,20 +160,16 @@ def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourh
             )
 
 
-def _fixed_windows(window: Window, line: Line, places: Numbers) -> WindowRanges:
-    if len(places) * window.overlap > _MOST_WINDOWS:
+def _timed_windows(window: TimeWindow, line: Line, places: Numbers) -> WindowRanges:
+    if len(places) * (window.overlap if isinstance(window, Window) else window.periods) > _MOST_WINDOWS:
         raise TooManyWindowsError
-    keys, times = line.keys(places), line.times(places)
-    first_starts = _first_starts(window, times)
-    overlapping = []
-    for number in range(window.overlap):
-        starts = first_starts + number * window.every_ms
-        exists = (starts >= 0) & (starts <= times)
-        overlapping.append(line.places(keys[exists], starts[exists]))
-    starts = np.unique(np.concatenate(overlapping))
-    first = np.searchsorted(places, starts, "left")
-    behind = np.searchsorted(places, starts + window.size_ms, "left")
-    return _from_places(window.size_ms, line, starts, first, behind)
+    starts, ends, contain = bounds_of_all(window, line.times(places))
+    keys = np.broadcast_to(line.keys(places)[:, None], starts.shape)[contain]
+    start_places, chosen = np.unique(line.places(keys, starts[contain]), return_index=True)
+    keys, ends = keys[chosen], ends[contain][chosen]
+    first = np.searchsorted(places, start_places, "left")
+    behind = np.searchsorted(places, line.places(keys, ends), "left")
+    return WindowRanges(keys, line.times(start_places), ends, first, behind)
 
 
 def _first_starts(window: Window, times: Numbers) -> Numbers:

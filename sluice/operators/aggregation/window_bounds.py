@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from sluice.engine.batch.stream_time import Times
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import TimeWindow, Window
 
+Times = npt.NDArray[np.int64]
 AllBounds = tuple[Times, Times, npt.NDArray[np.bool_]]
 """The starts and ends of windows that may contain each time, and whether they contain it.
 
@@ -20,6 +22,15 @@ window first.
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
     """The windows of many times."""
     return _of_sizes(window, times) if isinstance(window, Window) else _on_calendar(window, times)
+
+
+def ends_of(window: TimeWindow, starts: Any) -> Any:
+    """The ends of the windows that begin at these times. `starts` is one time, or an array."""
+    if isinstance(window, Window) or not isinstance(starts, np.ndarray):
+        return window.end_of(starts)
+    distinct, positions = np.unique(starts, return_inverse=True)
+    ends = np.array([window.end_of(int(start)) for start in distinct], np.int64)
+    return ends[positions]
 
 
 def _of_sizes(window: Window, times: Times) -> AllBounds:
