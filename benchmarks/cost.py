@@ -73,10 +73,11 @@ class Usage:
         with suppress(psutil.Error):
             for process in (self._root, *self._root.children(recursive=True)):
                 with suppress(psutil.Error):
-                    times = process.cpu_times()
+                    # A process that ends in between has neither a program nor CPU time.
+                    times, program = process.cpu_times(), _program(process)
                     self._cpu_s[process.pid] = times.user + times.system
                     # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's workers.
-                    self._programs[process.pid] = _program(process)
+                    self._programs[process.pid] = program
                     memory += process.memory_full_info().pss if with_memory else 0
         self.peak_gb = max(self.peak_gb, memory / 1e9)
 
