@@ -69,7 +69,7 @@ class Reader:
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The entries of up to `MAX_KEYS` keys, in the order of `keys`.
+        """The entries of up to 1,000 keys, in the order of `keys`.
 
         Omits keys without a value.
         """
@@ -102,7 +102,7 @@ class Reader:
     ) -> Answer:
         """The windows of one key that start between two times (epoch ms, both included), sorted.
 
-        Raises QueryError if there are more than `MAX_ENTRIES`.
+        Raises QueryError if there are more than 100,000 entries.
         """
         _require_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
@@ -142,7 +142,7 @@ class Reader:
         *,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Answer:
-        """All entries. Raises QueryError if there are more than `MAX_ENTRIES`."""
+        """All entries. Raises QueryError if there are more than 100,000 entries."""
         page = await self.scan(pin, within, limit=MAX_ENTRIES, workers=workers)
         if page.after is not None:
             raise QueryError(
