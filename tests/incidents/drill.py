@@ -61,6 +61,7 @@ def _begin(opened: Stage, present: ExitStack, folder: Path, incident: Incident, 
         present.enter_context(incident.cause(opened))
     except (CannotBeStaged, SluiceError) as error:
         # The drill goes on with the other incidents.
+        (folder / ANSWER).write_text("The incident could not be staged.\n")
         return f"incident {number} could not be staged: {error}"
     kind = incident.kind or "the ledger"
     text = f"{incident.name}. Pipeline {incident.pipeline}, kind {kind}, alert {incident.alert}."
