@@ -43,7 +43,7 @@ def test_a_kill(subject: World, observe: Observe, tmp_path: Path, monkeypatch: p
     """The temporary files of the killed driver are deleted, too."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    kills = Kills(subject, seed=int(time.time()), poll_s=0.05)
+    kills = Kills(subject, seed=int(time.time()), poll_s=0.2)
     comparison = kills.run(1, BATCH[subject.name], ahead=2)  # enough that the driver does not end first
     subject.close()
     assert [*temporary.iterdir()] == []
