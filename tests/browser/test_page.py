@@ -106,8 +106,8 @@ def is_harmless(page: Page) -> bool:
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [
-        ("light", 1280),
         ("dark", 400),
+        pytest.param("light", 1280, marks=pytest.mark.heavy),  # as in the other tests
         pytest.param("dark", 1280, marks=pytest.mark.heavy),
         pytest.param("light", 400, marks=pytest.mark.heavy),
     ],
