@@ -39,10 +39,10 @@ class LookupTables:
         """Apply a batch's changes of global tables. `changes` may have rows of other groups, too."""
         if not self.values:
             return
+        # Most rows are of other groups. As Python objects, they would take several times as much memory.
+        changes = changes.filter(pc.is_in(changes.column("group_id"), pa.array([*self.values], pa.int32())))
         columns = (changes.column(name).to_pylist() for name in ("group_id", "key", "value"))
         for group_id, key, value in zip(*columns, strict=True):
-            if group_id not in self.values:
-                continue
             if value is None:
                 self.values[group_id].pop(key, None)
             else:

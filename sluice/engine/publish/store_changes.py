@@ -17,6 +17,8 @@ from sluice.values.sink_tables import WINDOW
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PAGE_ROWS = 50_000
+
 
 def change_records(
     changes: pa.Table,
@@ -34,16 +36,33 @@ def change_records(
         of_group = changes.filter(pc.equal(changes.column("group_id"), output.sink.group))
         if not of_group.num_rows:
             continue
-        if not output.sink.steps:
-            results.append((output.sink.sink, _with_window(output, of_group, _unchanged(output, of_group))))
-            continue
-        of_group = tables.join(of_group, output.sink.steps)
-        records = output.records(of_group, spark)
-        is_fine = records.column(REJECTED_CHANGE).is_null()
-        rejected += _rejected_rows(of_group, records, pc.invert(is_fine))
-        records = records.filter(is_fine).drop_columns([REJECTED_CHANGE])
-        results.append((output.sink.sink, _with_window(output, of_group.filter(is_fine), records)))
+        # Spark gets all changes in one job. Otherwise only a page of changes at a time is turned into
+        # Python objects, which take several times as much memory.
+        most = of_group.num_rows if output.why_spark else _PAGE_ROWS
+        pages: list[pa.Table] = []
+        for begin in range(0, of_group.num_rows, most):
+            records, rejected_of_page = _records_of(of_group.slice(begin, most), output, tables, spark)
+            pages.append(records)
+            rejected += rejected_of_page
+        results.append((output.sink.sink, pa.concat_tables(pages)))
     return results, rejected
+
+
+def _records_of(
+    changes: pa.Table,
+    output: ChangeSteps,
+    tables: LookupTables,
+    spark: SparkSession | None,
+) -> tuple[pa.Table, list[RejectedRow]]:
+    """The output records for changes of one group, and the rejected rows."""
+    if not output.sink.steps:
+        return _with_window(output, changes, _unchanged(output, changes)), []
+    changes = tables.join(changes, output.sink.steps)
+    records = output.records(changes, spark)
+    is_fine = records.column(REJECTED_CHANGE).is_null()
+    rejected = _rejected_rows(changes, records, pc.invert(is_fine))
+    records = records.filter(is_fine).drop_columns([REJECTED_CHANGE])
+    return _with_window(output, changes.filter(is_fine), records), rejected
 
 
 def _rejected_rows(
