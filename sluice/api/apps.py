@@ -28,5 +28,5 @@ def generic_app(folder: Path | None = None, services: Services | None = None) ->
 
 
 def custom_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/v1`: the custom routes, which need no services."""
+    """The app for `/v1`: the custom routes. Ignores `services`, which `Mounted` passes to every app."""
     return CustomRoutesApp(folder or settings().pipelines)

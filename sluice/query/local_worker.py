@@ -70,10 +70,11 @@ class LocalWorker:
         self._shards.clear()
 
     def _hold(self, shard: LocalShard, as_of: int) -> bool:
-        """Let look-ups of a batch share a read transaction of the shard, for `HOLD_SECONDS`.
+        """Let look-ups in the state as of a batch share a read transaction, for `HOLD_SECONDS`.
 
         Returns False if the shard's file has been removed or replaced. A transaction that began
-        before a batch was published does not see the batch, so a newer batch needs a new one.
+        before a batch was published does not see the batch, so look-ups as of a newer batch need a
+        new transaction.
         """
         if self._held_shard is shard and as_of <= self._held_as_of:
             return True

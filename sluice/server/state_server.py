@@ -142,8 +142,8 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The server need not trust its own certificate, because the card's proof already shows who
-        # answers.
+        # The certificate need not be verified: with its card, a server proves that it knows the token,
+        # and says which server it is.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(

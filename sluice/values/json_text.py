@@ -24,7 +24,7 @@ def json_string(text: str) -> str:
 
 
 JSON_FIELD = "_json"
-"""The only field of the objects by which Sluice's JSON holds values that are not looked into, as texts of JSON."""
+"""If a value has the type Any, Sluice stores an object with only this field: a string that holds the value's JSON."""
 JSON_TEXT = f'{{"{JSON_FIELD}":"'
 """The beginning of such an object."""
 _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')

@@ -16,7 +16,11 @@ from sluice.sql.rules import PYTHON_RESULT
 
 
 def register(spark: SparkSession, job: Job) -> None:
-    """Register the job's Python functions with a session, and the function that makes the texts of some keys."""
+    """Register the job's Python functions with a session.
+
+    If a step computes a key by an expression that can fail, also registers the function that turns
+    keys into text.
+    """
     if any(isinstance(column, FallibleExpression) and column.key is not None for column in job.columns):
         key_sql.register(spark)
     for name, call in calls_of(job).items():
