@@ -33,6 +33,9 @@ Size = Duration
 _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "minute": 60_000}
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _SHORTEST_MONTH_DAYS = 28
+_MOST_YEARS = 1_000
+"""The most years of a window of a time zone. A longer window around 1970 could begin before the year 1, which Python's
+datetimes cannot express."""
 
 
 def tumbling(
@@ -231,6 +234,12 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
     shortest_ms = period.ms or period.months * _SHORTEST_MONTH_DAYS * _UNITS["day"]
     if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
         raise TopologyError(f"{where}: the offset must be at least 0 and shorter than a window.")
+    longest = CalendarWindow(Period(_MOST_YEARS, "year"), window.zone)
+    if window.longest_ms > longest.longest_ms:
+        raise TopologyError(
+            f"{where} is too long. A window of a time zone has at most {_MOST_YEARS:,} years.",
+            next_step="For results over all time, aggregate without windows.",
+        )
     return window
 
 

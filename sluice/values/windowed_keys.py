@@ -43,7 +43,10 @@ class Windowed(Generic[K]):
 def windowed(key: str, bounds: Bounds) -> Windowed[str]:
     """A key with the bounds of its window. Raises OverflowError for a time after the year 9999."""
     start, end = bounds
-    return Windowed(key, _EPOCH + start * _MILLISECOND, _EPOCH + end * _MILLISECOND)
+    try:
+        return Windowed(key, _EPOCH + start * _MILLISECOND, _EPOCH + end * _MILLISECOND)
+    except OverflowError:
+        raise OverflowError("the key's window ends after the year 9999, the last of Python's datetimes") from None
 
 
 def windowed_json(key: Windowed[Any]) -> bytes:

@@ -147,6 +147,9 @@ def test_a_store_with_another_zone_has_another_meaning() -> None:
         (lambda: hopping("1 day", advance="1 ms"), r"each record would be in 86,400,000 windows"),
         (lambda: hopping("10 days", advance="1 s", zone="UTC"), r"each record would be in 864,000 windows"),
         (lambda: tumbling("300000 years"), r"is too long"),
+        (lambda: tumbling("1001 years"), r"is too long\. A window of a time zone has at most 1,000 years"),
+        (lambda: tumbling("700000 days", zone="Europe/Berlin"), r"at most 1,000 years"),
+        (lambda: hopping("3000 years", advance="1000 years"), r"at most 1,000 years"),
     ],
 )
 def test_a_wrong_window_is_an_error_when_the_file_is_loaded(window: Callable[[], object], message: str) -> None:

@@ -76,6 +76,20 @@ def test_functions_get_the_window_with_the_key(drive: Drive, cut: bool) -> None:
     ]  # fmt: skip
 
 
+def test_a_window_that_ends_after_the_year_9999_is_a_dead_letter_of_a_function_that_takes_the_key(drive: Drive) -> None:
+    def end_of(key: Windowed[str], count: int) -> str:
+        return f"{key.end}"
+
+    pipeline = Pipeline("long")
+    pages = pipeline.stream("visits", value=str).group_by_key()
+    counts = pages.windowed_by(sliding("100000000 days")).count(store="visits_of_ages")
+    counts.to_stream().map_values(end_of, returns=str).to("ends")
+    driver = drive(pipeline)
+    driver.pipe("visits", "v", key="home", timestamp=1_000)
+    (dead_letter,) = driver.dead_letters()
+    assert "the key's window ends after the year 9999" in dead_letter.headers["sluice.detail"]
+
+
 @cuts
 def test_a_stream_with_windowed_keys_is_grouped_by_key_and_window(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("grouped")
