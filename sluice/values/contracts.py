@@ -177,8 +177,9 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         )
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
+    name = kind.cls.__name__ if isinstance(kind, inspect.CustomType) else type(kind).__name__
     raise TopologyError(
-        f"{where}: {type(kind).__name__} has no Spark SQL type.",
+        f"{where}: {name} has no Spark SQL type.",
         next_step=_instead(kind),
     )
 
@@ -188,7 +189,9 @@ def _instead(kind: inspect.Type) -> str:
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."
-        case inspect.NamedTupleType() | inspect.CustomType():
+        case inspect.CustomType():
+            return "Declare a type of JSON values, such as str, or a class of fields, such as a msgspec.Struct."
+        case inspect.NamedTupleType():
             return "Declare it as a msgspec.Struct."
         case _:
             return "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."

@@ -28,6 +28,9 @@ _MOST_ERRORS = 3
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL)
 """Matches numbers with a point or an exponent, and strings, so that no number within a string is taken for one."""
 
+_MARK = b"00000000"
+"""Begins a string that stands for a number."""
+
 
 def is_model(kind: Any) -> bool:
     """Whether `kind` is a class of pydantic models."""
@@ -43,11 +46,17 @@ def validator(kind: Any) -> Callable[[Any], Any]:
 
 
 def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
-    """The function that validates JSON as pydantic does."""
-    validate = _adapter(kind).validate_json
+    """The function that validates JSON as pydantic does, and returns plain data with the names of the JSON."""
+    validate, plain = _adapter(kind).validate_json, plain_data(kind)
     if not has_decimals:
-        return lambda data: _validated(validate, data)
-    return lambda data: _validated(validate, _with_exact_numbers(data))
+        return lambda data: plain(_validated(validate, data))
+
+    def validated_exactly(data: bytes) -> Any:
+        exact, numbers = _with_exact_numbers(data)
+        value = plain(_validated(validate, exact))
+        return _with_numbers(value, numbers) if numbers else value
+
+    return validated_exactly
 
 
 def _adapter(kind: Any) -> Any:
@@ -82,17 +91,36 @@ def _path(location: Sequence[str | int]) -> str:
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
-def _with_exact_numbers(data: bytes) -> bytes:
-    """The JSON with each number that a float cannot hold as a string, from which pydantic makes an exact Decimal."""
+def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
+    """The JSON with each number that a float cannot hold as a string, from which pydantic makes an exact Decimal.
+
+    Also returns the numbers by their strings.
+    """
+    numbers: dict[str, float] = {}
 
     def exact(match: re.Match[bytes]) -> bytes:
         text = match.group()
         # A float holds every number of up to 15 digits.
         if len(text) <= 16 or text.startswith(b'"') or Decimal(repr(float(text))) == Decimal(text.decode()):
             return text
-        return b'"%b"' % text
+        # No JSON has a number with these zeros, and hardly any a string.
+        sign, digits = (b"-", text[1:]) if text.startswith(b"-") else (b"", text)
+        marked = sign + _MARK + digits
+        numbers[marked.decode()] = float(text)
+        return b'"%b"' % marked
 
-    return _LONG_NUMBER.sub(exact, data)
+    return _LONG_NUMBER.sub(exact, data), numbers
+
+
+def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
+    """The plain data with numbers in place of their strings, which are in fields that are no Decimals."""
+    if isinstance(value, str):
+        return numbers.get(value, value)
+    if isinstance(value, dict):
+        return {name: _with_numbers(part, numbers) for name, part in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(_with_numbers(part, numbers) for part in value)
+    return value
 
 
 def plain_data(kind: Any) -> Callable[[Any], Any]:
@@ -302,6 +330,8 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         problem = f"{model.__name__} is generic. Declare a class: class {_identifier(model)}({model.__name__}): pass."
     elif model.model_config.get("extra") == "allow":
         problem = "extra='allow' keeps fields that are not declared, which SQL has not. Declare a dict[str, ...] field."
+    elif model.model_config.get("json_encoders"):
+        problem = "json_encoders would make SQL see another value than readers. Change the value in a validator."
     elif model.model_computed_fields:
         name = next(iter(model.model_computed_fields))
         problem = f"{name} is a computed field, which a topic does not hold. Declare it as a property, or as a field."
@@ -319,7 +349,7 @@ def _identifier(model: Any) -> str:
 
 def _refuse_marks(marks: Sequence[Any], where: str) -> None:
     for mark in marks:
-        if type(mark).__name__ in ("PlainSerializer", "WrapSerializer"):
+        if type(mark).__name__ in _SERIALIZERS:
             raise TopologyError(
                 f"{where}: a serializer would make SQL see another value than the topic's readers.",
                 next_step="Change the value in a validator.",
@@ -329,9 +359,10 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
                 f"{where}: pydantic guesses the unit of a time that is a number.",
                 next_step="Declare the field as int, and the event time with epoch_ms('...'), or use a Struct.",
             )
-        if getattr(mark, "exclude", None):
+        if getattr(mark, "exclude", None) or getattr(mark, "exclude_if", None):
+            option = "exclude=True" if getattr(mark, "exclude", None) else "exclude_if"
             raise TopologyError(
-                f"{where}: exclude=True leaves the field out of the JSON.",
+                f"{where}: {option} leaves the field out of the JSON.",
                 next_step="Leave it out of the model.",
             )
 
@@ -352,6 +383,9 @@ def _decimal(marks: Sequence[Any], where: str) -> Any:
     return Annotated[Decimal, msgspec.Meta(extra={"precision": precision, "scale": scale})]
 
 
+# The last two are in Base64Str and the like, whose values are decoded when they are validated.
+_SERIALIZERS = ("PlainSerializer", "WrapSerializer", "EncodedStr", "EncodedBytes")
+"""Pydantic's annotations that write another value than the validated value."""
 _PYDANTIC_TYPES = {
     "AwareDatetime": datetime,
     "PastDatetime": datetime,

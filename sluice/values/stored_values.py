@@ -101,8 +101,9 @@ def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
     """The function that decodes a topic's JSON to stored values."""
     if has_models(kind):
         has_decimals = Decimal in _parts_of_values(stored_type(kind))
-        validate, store = pydantic_models.json_validator(kind, has_decimals=has_decimals), storer(kind)
-        return lambda data: store(validate(data))
+        validated = pydantic_models.json_validator(kind, has_decimals=has_decimals)
+        kept = _replaced_type(kind, _FROM_ANY)
+        return lambda data: msgspec.convert(validated(data), kept, dec_hook=_json_text)
     if not is_converted(kind):
         return epochs.decoder(kind)
     # msgspec.Raw keeps the text of JSON.
@@ -134,6 +135,11 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
     """The hook of msgspec that makes stored values of values of type Any."""
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
+        try:
+            # msgspec.Raw may have numbers that no function and no query could decode.
+            _decode_any(value)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
     else:
         text = _encode(value).decode()
         # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.

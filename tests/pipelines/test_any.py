@@ -206,6 +206,20 @@ def test_a_whole_value_of_type_any_stays_as_it_is(drive: Drive) -> None:
     assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["malformed"]
 
 
+def test_a_number_that_no_query_could_decode_does_not_get_into_a_store() -> None:
+    pipeline = Pipeline("large", workers=2)
+    pipeline.stream("events", value=Event, key="user").to_table(store="latest")
+    pipeline.stream("values", value=Any).to("copies")
+    with TopologyTestDriver(pipeline) as driver:
+        driver.pipe("events", event(1))
+        driver.pipe("events", event(2, '[{"x": 1e400}]'))
+        driver.pipe("values", "-1e400")
+        assert driver.store("latest")["ann"]["eventId"] == "e1"
+        assert driver.output("copies") == []
+        letters = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
+    assert letters == ["Number out of range - at `$[0][...]` - at `$.details`", "Number out of range"]
+
+
 @pytest.mark.spark
 def test_spark_looks_into_the_json(drive: Drive) -> None:
     pipeline = Pipeline("deep", workers=2)

@@ -134,6 +134,32 @@ def test_what_pydantic_rejects_is_a_dead_letter_that_names_the_field(session: Sp
     assert [reason for reason, _ in letters[6:]] == ["malformed", "contract", "contract", "not_utf8", "empty_value"]
 
 
+class Measured(BaseModel):
+    amount: Decimal = Field(Decimal(0), max_digits=30, decimal_places=20)
+    details: Any = None
+    points: list[Any] = []
+    name: str = ""
+
+
+def test_only_decimals_have_more_digits_than_floats() -> None:
+    pipeline = Pipeline("measured", workers=2)
+    measured = pipeline.stream("measured", value=Measured)
+    measured.to("copies")
+    measured.map_values("CAST(amount AS STRING)").to("amounts")
+    number = "-0.12345678901234567891"
+    with TopologyTestDriver(pipeline) as driver:
+        for name in ("amount", "details", "name"):
+            driver.pipe("measured", f'{{"{name}": {number}}}')
+        driver.pipe("measured", f'{{"amount": {number}, "points": [{{"x": {number}}}, "{number}"]}}')
+        copies = [record.value for record in driver.output("copies")]
+        amounts = [record.value for record in driver.output("amounts")]
+        (letter,) = driver.dead_letters()
+    assert amounts == [number, f"{Decimal(0):.20f}", number]
+    assert copies[1]["details"] == float(number)
+    assert copies[2]["points"] == [{"x": float(number)}, number]
+    assert letter.headers["sluice.detail"] == "Expected `str`, got `float` - at `$.name`"
+
+
 class Opened(BaseModel):
     kind: Literal["opened"] = "opened"
     account: str

@@ -13,7 +13,18 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 import pydantic.dataclasses
 import pytest
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainSerializer, RootModel, Tag, computed_field
+from pydantic import (
+    AnyUrl,
+    Base64Str,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    RootModel,
+    Tag,
+    computed_field,
+)
 
 from sluice import EpochMillis, Pipeline
 from sluice.errors import TopologyError
@@ -44,6 +55,14 @@ class Serialized(BaseModel):
     @pydantic.field_serializer("name")
     def _upper(self, name: str) -> str:
         return name.upper()
+
+
+class Encoded(BaseModel):
+    at: datetime
+
+
+# In the class, pydantic would warn that this option is deprecated.
+Encoded.model_config["json_encoders"] = {datetime: datetime.timestamp}
 
 
 class Tree(BaseModel):
@@ -125,13 +144,17 @@ def _with(kind: Any, **options: Any) -> Any:
         (_with(EpochMillis), r"Odd\.field: pydantic guesses the unit"),
         (_with(Annotated[str, PlainSerializer(str.upper)]), r"Odd\.field: a serializer would make SQL see"),
         (_with(str, exclude=True), r"Odd\.field: exclude=True leaves the field out"),
+        (_with(str, exclude_if=bool), r"Odd\.field: exclude_if leaves the field out"),
+        (_with(Base64Str), r"Odd\.field: a serializer would make SQL see"),
+        (_with(AnyUrl), r"Odd\.field: AnyUrl has no Spark SQL type\. Declare a type of JSON values, such as str"),
+        (Encoded, r"Encoded: json_encoders would make SQL see another value"),
         (_with(Literal[Kind.CAT]), r"Odd\.field: a Literal of Enum members"),
         (_with(Cat | Kitten), r"Odd\.field: no field tells the models Cat \| Kitten apart"),
         (_with(CAT_OR_DOG), r"Odd\.field: a discriminator is the name of a field"),
         (_with(Cat | Strict), r"Odd\.field: Strict forbids unknown fields"),
         (_with(int | str), r"Odd\.field: UnionType has no Spark SQL type"),
         (Cat | Kitten, r"no field tells the models Cat \| Kitten apart\. .* kind: Literal\['opened'\]"),
-        (WithForeign, r"WithForeign\.foreign: CustomType has no Spark SQL type"),
+        (WithForeign, r"WithForeign\.foreign: Foreign has no Spark SQL type"),
         (Home, r"Home\.cats: a field of a pydantic model is possible only in another model\. .* Home as a pydantic"),
         (House, r"House\.cat: a field of a pydantic model is possible only in another model"),
         (Street, r"Street\.home\.cats: a field of a pydantic model"),
