@@ -51,7 +51,7 @@ def with_key(
 def require_callable(where: str, function: Any, *arguments: str, may_be_async: bool = False) -> None:
     """Raise TopologyError if `function` does not take these arguments, is async, or is a generator.
 
-    With `may_be_async`, it may be async.
+    With `may_be_async`, an async function is allowed.
     """
     if not _accepts(where, function, arguments, may_be_async=may_be_async):
         raise TopologyError(

@@ -123,7 +123,11 @@ def _operator_detail(node: nodes.StreamOperator) -> str:
 
 
 def _recorded(node: nodes.Call | nodes.Lookup) -> str:
-    """The name of a step's answers. An author who changes it wants other answers, so it is a part of the definition."""
+    """The name under which a step's answers are recorded; empty if they are not recorded.
+
+    With another name, the step gets new answers. So the name belongs to the step's definition: if it
+    changes, the state must be computed again.
+    """
     return "" if node.policy.keep_ms is None else f", recorded as {node.answers}"
 
 
@@ -212,8 +216,9 @@ def svg(pipeline: Pipeline) -> str:
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     """The top left corner of each node's box.
 
-    A node is to the right of its first input: its first successor in the same row, the other successors in the rows
-    below. Tables come last, in a column to the left of the joins that look them up.
+    A node is in the column to the right of its first input. The first node after an input is in the
+    input's row, the other nodes after the same input are in the rows below. Tables are placed last,
+    to the left of the joins that look them up.
     """
     place: dict[int, tuple[int, int]] = {}
 
@@ -231,8 +236,8 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
     for source in sources:
         if source.kind == "stream":
             next_row = put(source, 0, next_row)
-    # Place tables that have steps first: other tables are placed
-    # relative to the joins that look them up.
+    # A table without steps of its own is placed to the left of the joins that look it up. These
+    # joins may follow another table, so the tables with steps are placed before it.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
         joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:]]

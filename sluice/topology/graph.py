@@ -23,7 +23,7 @@ _UNIQUE = {
     "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge. To write to a "
     "topic that the pipeline reads, write to(..., cycle=True).",
 }
-"""Kind of name → the next step if two steps of a pipeline use the same name."""
+"""Kind of name → the advice for an author who uses the same name in two steps of a pipeline."""
 
 N = TypeVar("N", bound=nodes.Node)
 

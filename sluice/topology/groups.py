@@ -374,7 +374,10 @@ class GroupedStream(Grouped[V]):
         merger: Function | None,
         store: str,
     ) -> dict[str, Any]:
-        """The functions of an aggregate, with the merger that sessions need."""
+        """The functions of an aggregate, and `merger` if the windows are sessions.
+
+        Raises TopologyError for a merger without sessions.
+        """
         if isinstance(self.window, SessionWindow):
             return {**functions, "merger": merger}
         if merger is not None:

@@ -128,8 +128,8 @@ class Handle(Generic[V]):
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
         except TopologyError as error:
-            # SQL reads a field such as `order-id` as a difference, so its error
-            # names fields that the author did not write.
+            # SQL reads a field such as `order-id` as a difference, so the error is about fields
+            # `order` and `id`, which the author does not have.
             if advice := parsed_expression.backticks_for(text, readable):
                 raise TopologyError(
                     error.detail,
@@ -261,7 +261,8 @@ class Handle(Generic[V]):
                 f"{where}: cycle=True, but the pipeline does not read {topic}.",
                 next_step="Leave cycle= out, or read the topic first.",
             )
-        # A repeated batch would write its records again, and the state would count them twice.
+        # With at_least_once, a repeated batch may write its records to the topic twice. The
+        # pipeline would read both copies, and count the record twice.
         if delivery != "exactly_once":
             raise TopologyError(f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.")
 

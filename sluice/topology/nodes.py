@@ -193,7 +193,8 @@ class ToTable(Node):
     def has_rows_of_records(self) -> bool:
         """Whether the table's changes are exactly the stream's records.
 
-        Later steps then read the records, and only stores and old values need the table's operator.
+        If they are, later steps read the stream's records. The table's operator is needed only for the
+        table's store, and for steps that need the old values of rows.
         """
         return self.history_ms is None and self.expiry is None
 
@@ -273,9 +274,9 @@ class Cogroup(Aggregate):
 class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
-    `until` is `window_final` for an aggregate's `emit="window_close"`. `window_final` sends the
-    result of a sliding window or a session one millisecond later than `window_close` does: only
-    once no record can change the result.
+    `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for an
+    aggregate with `emit="window_close"`. With `window_final`, the result of a sliding window or a
+    session is sent one millisecond later, when no record can change the result any more.
     """
 
     parent: Node
@@ -415,7 +416,7 @@ class Sink(Node):
 
     parent: Node
     topic: str
-    """The topic's name, or the output name of a table of a database."""
+    """The topic's name, or a table's name in counts, such as `warehouse:shop.totals`."""
     encode: Callable[..., bytes] | None = None
     encode_key: Callable[[str], bytes] | None = None
     partition: Callable[..., int] | None = None

@@ -411,7 +411,7 @@ class Pipeline(Graph):
 
 
 def _refuse_most_topics(where: str, max_topics: int | None) -> None:
-    """Raise TopologyError if the author limits the number of topics that are named."""
+    """Raise TopologyError if `max_topics` is given although each topic is named, so no pattern is to be limited."""
     if max_topics is not None:
         raise TopologyError(
             f"{where}: max_topics= limits the topics that match a pattern, but these topics are named.",
@@ -464,7 +464,7 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
 
 
 def _valid_batch_limit(where: str, name: str, value: float) -> float:
-    # For Python, True is the number 1.
+    # True is no number of records, although a bool is an int in Python.
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(

@@ -42,7 +42,7 @@ class Serde(Generic[V]):
 
 Value: TypeAlias = type[V] | UnionType | Serde[V]
 """The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of tagged Structs
-or of models, `str`, `Any` for JSON that is not looked into, or a Serde."""
+or of models, `str`, `Any` for JSON of any form, or a Serde."""
 
 
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:

@@ -19,7 +19,7 @@ def source_line() -> str:
 
 def files_running() -> frozenset[str]:
     """The files whose code is being executed, up to the innermost import of a module."""
-    # Stop at an import statement: the code that runs it belongs to another module.
+    # Stop at the import of a module, because the code that imports it belongs to another module.
     files, frame = set[str](), inspect.currentframe()
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         files.add(frame.f_code.co_filename)

@@ -572,7 +572,8 @@ class Stream(Handle[V]):
         )  # fmt: skip
         arguments.require_choice(where, "on_missing", on_missing, OnMissing)
         require_whole(where, "retries", retries, 0)
-        # A read that has run out of time keeps its thread, and each repetition takes another thread.
+        # A read that has run out of time keeps its thread, and each repetition needs another thread, so
+        # one look-up takes up to `retries + 1` threads.
         policy = call_policy(
             where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff, keep=keep
         )  # fmt: skip
@@ -1092,8 +1093,8 @@ class Stream(Handle[V]):
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
-        # A stream joins the table's row at the record's time, and a
-        # change of the table emits nothing.
+        # A record gets the table's row as of its own time, so no window is needed. A change of the table
+        # emits nothing, so how="outer" could not emit the table's unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'."
@@ -1305,7 +1306,7 @@ class Stream(Handle[V]):
             arguments.require_instance(where, name, str, "the name of a table (str)")
             arguments.require_instance(where, table, Table, f"a table as tables[{name!r}]")
             self._require_same_pipeline(where, table)
-            # The rows of a windowed table have a key and a window.
+            # A processor reads a row by its key, but the rows of a windowed table have a key and a window.
             if nodes.window_of(table.node) is not None:
                 raise TopologyError(
                     f"{where}: the table {name!r} is windowed.",

@@ -213,7 +213,7 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def _as_stream(self) -> Stream[V]:
-        """A stream of the table's rows, whose methods add the same nodes for Python functions."""
+        """A stream after the same node. Its methods add the nodes for Python functions, which tables need as well."""
         return self._stream(self.node, self.shape, self.contract)
 
     def _stream(self, node: nodes.Node, shape: Shape, contract: Contract | None = None) -> Stream[Any]:
@@ -287,7 +287,7 @@ class Table(Handle[V]):
             on_error=on_error,
         )
         # The join stores a row's old and new value under different foreign keys,
-        # so it does not know its old results. This table remembers them.
+        # so it does not know its old results. A table after the join remembers them.
         if kind == "foreign-key":
             node = self.pipeline.add(nodes.ToTable, parent=node, store=None, on_error=on_error)
         return Table(self.pipeline, node, joined_shape(self, other))

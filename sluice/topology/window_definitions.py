@@ -79,7 +79,7 @@ def hopping(
             raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
         _require_few_windows(window, window.overlap)
         return _valid_window(window)
-    # A month is no whole number of days, so an advance in months needs a size in months.
+    # Months differ in length, so a size in days is no whole number of advances in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if part <= 0 or whole < part or whole % part:
         raise TopologyError(
@@ -113,7 +113,7 @@ def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Sessions of activity: records of a key that are at most `gap` apart are in the same session.
 
-    A record that is at most `gap` apart from two sessions joins them to one.
+    A record that is at most `gap` apart from two sessions joins them into one.
     """
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
     if window.gap_ms < 1 or window.grace_ms < 0:
@@ -262,7 +262,7 @@ def milliseconds(duration: Duration) -> int:
     if isinstance(duration, timedelta):
         return _within_limit(duration, duration // timedelta(milliseconds=1))
     text = str(duration).strip().lower()
-    # Without the replacement, the plural's `s` would be taken from `ms`.
+    # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a plural.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
         if _CALENDAR_SIZE.fullmatch(text):

@@ -22,9 +22,10 @@ _FIRST_MONDAY = 4 * _DAY
 """5 January 1970, a local time."""
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
-"""Python's calendar ends soon after this time; later times are taken to have the same distance from UTC."""
+"""Python's calendar has only the years 1 to 9999. An earlier or later time is taken to have the same
+distance from UTC as `_EARLIEST` or `_LATEST`."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
-"""The calendar repeats every 400 years."""
+"""The number of months, and of days, in 400 years. After 400 years, the calendar repeats."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _first_of_month(month: int) -> int:
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
-    """How far the clocks of a zone are ahead of UTC when a quarter of an hour begins."""
+    """How far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
     time = min(max(quarter * _QUARTER, _EARLIEST), _LATEST)
     moment = _EPOCH.replace(tzinfo=UTC) + timedelta(milliseconds=time)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())

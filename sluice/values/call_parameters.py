@@ -17,7 +17,7 @@ class FunctionBatch:
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """How a step calls out of the pipeline."""
+    """How a step calls an author's function or asks a database."""
 
     concurrency: int
     """The largest number of calls at the same time, per worker."""

@@ -77,7 +77,7 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 class DebeziumDecoder(Wrapper):
     """Decodes a value of Debezium to an instance of a class of changes.
 
-    The attribute `__wrapped__` is this class, which pickling needs.
+    The attribute `__wrapped__` is the class of changes, by which pickling finds the author's module.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
@@ -105,7 +105,7 @@ class DebeziumDecoder(Wrapper):
         return None if data == _NULL else self._rows.decode(data)
 
     def _old(self, data: Raw) -> Any:
-        # As the row before the change, many databases send only the columns of its key.
+        # Many databases send only the key columns of the old row, so it does not fit the class.
         try:
             return self._row(data)
         except msgspec.ValidationError:

@@ -75,7 +75,7 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     for name in sorted(cells):
         yield name
-        # The name may not be bound to a value yet, which raises ValueError.
+        # `cell_contents` raises ValueError if the name has no value yet.
         try:
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
@@ -113,7 +113,7 @@ def _syntax_text(value: FunctionType | type) -> str:
         return f"{name} {value.__code__.co_names} {plain}"
 
 
-# Cached, because a pipeline's tests describe the same functions for each driver.
+# Cached, because each `TopologyTestDriver` in a pipeline's tests describes the same functions again.
 @functools.lru_cache(maxsize=1_000)
 def _text_of_source(source: str) -> str:
     return _node_text(ast.parse(textwrap.dedent(source)).body[0])

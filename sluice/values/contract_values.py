@@ -22,7 +22,7 @@ def as_produced(value: Any, contract: Any) -> Any:
     marks = [part.extra for part in types_within(contract) if isinstance(part, inspect.Metadata)]
     if all(unit_of(extra) is None for extra in marks):
         return value
-    # Plain data has the tags of a union's members.
+    # `to_builtins` writes the tag of a union's member, by which `_with_numbers` knows the member.
     return _with_numbers(msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=encode_model), type_info(contract))
 
 

@@ -39,9 +39,9 @@ ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.Typ
 
 @cache
 def type_info(kind: Any) -> inspect.Type:
-    """The description by msgspec of the type by which values are stored.
+    """The type as which values of the type `kind` are stored, as msgspec describes it.
 
-    Loading a pipeline asks many times for the same type.
+    It is cached, because loading a pipeline asks for the same types many times.
     """
     return inspect.type_info(stored_type(kind))
 
@@ -265,13 +265,13 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
         if field.encode_name == JSON_FIELD and kind.cls is not JsonText:
             raise TopologyError(f"{name}: the name {JSON_FIELD} is reserved by Sluice.", next_step="Rename it.")
         types[field.encode_name] = _sql_type(field.type, name)
-        # msgspec.inspect does not report UNSET: it is the default of a Struct's field that has no default here and is
-        # not required.
         if isinstance(kind, inspect.TypedDictType) and not field.required and not _allows_none(field.type):
             raise TopologyError(
                 f"{name}: a row has every field, so a field that may be left out is None in Python functions.",
                 next_step="Declare it as NotRequired[... | None].",
             )
+        # msgspec.inspect does not show the default UNSET: the field of a Struct then seems to have no
+        # default, but is not required.
         has_default = field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
         if isinstance(kind, inspect.StructType) and not field.required and not has_default:
             raise TopologyError(

@@ -196,7 +196,8 @@ def _typed_dict_in_json(contract: Any) -> Any:
     if written == hints:
         return contract
     for name, hint in written.items():
-        # A field may be optional only in a base class, which has a `total` of its own.
+        # In the new TypedDict, a field is optional only if it is marked. In `contract`, it can also be
+        # optional without a mark, because its class has `total=False`.
         if name not in contract.__required_keys__ and get_origin(hint) not in (Required, NotRequired):
             written[name] = NotRequired[hint]
     return TypedDict(contract.__name__, written)  # type: ignore[operator]

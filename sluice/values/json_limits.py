@@ -22,7 +22,7 @@ LONGEST_STRING = 20_000_000
 LONGEST_NUMBER = 1_000
 """Maximum length of a number."""
 MOST_UNTYPED_BYTES = 40_000_000
-"""Maximum size of JSON without a declared type. Spark stores it in up to three times as many bytes, at most 128 MiB."""
+"""Maximum size of JSON without a declared type. Spark needs up to three times as much, at most 128 MiB."""
 MOST_LEVELS = 100
 """Maximum nesting of arrays and objects. It is limited because later readers are recursive."""
 
@@ -76,7 +76,7 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
 
 def refuse_nesting(text: bytes) -> None:
     """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
-    # Fewer brackets than levels prove that the text is not too deep, without looking into strings.
+    # A text with so few brackets is not too deep, even if none of them is within a string.
     if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
         return
     depth = 0

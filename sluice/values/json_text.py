@@ -31,7 +31,7 @@ _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
 
 
 def plain_json(json: str) -> str:
-    """JSON of Sluice with the JSON of values that are not looked into, as its readers outside of Sluice see it."""
+    """Sluice's JSON as programs outside Sluice see it: a value of type Any is the value itself, not an object."""
     return _TEXT_OF_JSON.sub(_put_back, json) if JSON_TEXT in json else json
 
 
@@ -40,7 +40,7 @@ def _put_back(match: re.Match[str]) -> str:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except msgspec.DecodeError:
-        return match[0]  # an object of the author, which happens to have the same name
+        return match[0]  # an object of the author with a field that happens to have this name
     return text
 
 

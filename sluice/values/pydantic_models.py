@@ -1,4 +1,4 @@
-"""Pydantic models as contracts: which models can be stored, the Structs that store them, and their validation.
+"""Pydantic models as contracts: which models can be stored, their Structs, and the validation of their values.
 
 This module imports pydantic only for types that contain models.
 """
@@ -24,7 +24,7 @@ from sluice.values.epochs import unit_of
 from sluice.values.phrases import counted
 
 _MOST_ERRORS = 3
-"""How many of pydantic's errors for a value a message has."""
+"""The largest number of pydantic's errors that the error message for one value lists."""
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL)
 """Matches numbers with a point or an exponent, and strings, so that no number within a string is taken for one."""
 
@@ -34,7 +34,7 @@ _MARK = b"00000000"
 
 def is_model(kind: Any) -> bool:
     """Whether `kind` is a class of pydantic models."""
-    # A module that defines a model has imported pydantic.
+    # If pydantic is not imported, no class can be a model.
     pydantic = sys.modules.get("pydantic.main")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
@@ -64,7 +64,7 @@ def _adapter(kind: Any) -> Any:
 
     models = [part for part in get_args(kind) if is_model(part)]
     if get_origin(kind) in (Union, UnionType) and len(models) > 1:
-        # Otherwise, an error would list the fields of all members.
+        # Without a discriminator, an error would list the fields of all members.
         kind = Annotated[kind, Discriminator(_tag_of(models, str(kind)))]
     return TypeAdapter(kind)
 
@@ -131,7 +131,7 @@ def plain_data(kind: Any) -> Callable[[Any], Any]:
 def instance(model: Any, fields: Mapping[str, Any]) -> Any:
     """An instance of a model with these fields, built without the validators."""
     made = model.__new__(model)
-    # As after unpickling.
+    # Sets the fields as unpickling does, without the validators.
     made.__setstate__(
         {
             "__dict__": {name: fields[name] for name in model.model_fields},
@@ -140,7 +140,7 @@ def instance(model: Any, fields: Mapping[str, Any]) -> Any:
             "__pydantic_private__": None,
         }
     )
-    # This method also makes the private attributes. `model_construct` calls it, too.
+    # `model_post_init` also makes the private attributes.
     if model.__pydantic_post_init__:
         made.model_post_init(None)
     return made
@@ -160,7 +160,7 @@ class ModelStructs:
     base: type[msgspec.Struct]
     """The base class of the Structs. Their attribute `__made_for__` is the model."""
     replace: Callable[[Any, str], Any]
-    """Takes a type that is no model, and its place for errors. Returns the type by which its values are stored."""
+    """Takes a type that is no model, and where it is declared. Returns the type as which its values are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
         """The Struct for a model, without the field `tag`, whose value is the Struct's tag."""
@@ -195,7 +195,7 @@ class ModelStructs:
             kw_only=True,
             **config,
         )
-        # By its qualified name, `require_importable` recognizes a model that is defined in a function.
+        # This name shows `require_importable` that a model is defined in a function.
         struct.__qualname__ = model.__qualname__
         return struct  # type: ignore[no-any-return]
 
@@ -206,9 +206,9 @@ class ModelStructs:
         replace: Callable[[Any], Any],
         tag: str | None = None,
     ) -> Any:
-        """The union with the types by which its members are stored; None if these are the members themselves.
+        """The union of the types as which the members are stored; None if all members are stored as they are.
 
-        Several models become Structs with a tag.
+        If several members are models, their Structs have a tag.
         """
         members = [_bare(member) for member in members]
         models = [member for member in members if is_model(member)]
@@ -278,7 +278,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
-    """The field that tells models of a union apart: a Literal with another text in each of them."""
+    """The field that tells models of a union apart: a Literal with a different text in each model."""
     for name in models[0].model_fields:
         values = [_only_choice(model.model_fields.get(name)) for model in models]
         if None not in values and len({*values}) == len(models):

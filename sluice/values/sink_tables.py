@@ -121,7 +121,7 @@ class DeltaTable:
 
     def __post_init__(self) -> None:
         _require_match(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
-        # Logs and errors name a table by its location.
+        # Logs and errors show the location, so a password in it would be shown, too.
         if _LOG_IN.search(self.name):
             raise TopologyError(
                 "DeltaTable: a location must not contain a password.",

@@ -56,14 +56,14 @@ class Stored(msgspec.Struct):
 
 
 class _AnyValue(type):
-    """Metaclass of `_FROM_ANY`. Every result of the hook counts as an instance."""
+    """Metaclass of `_FROM_ANY`. Every object counts as an instance, so msgspec accepts the results of `_json_text`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
 
 
 _FROM_ANY = _AnyValue("AnyValue", (), {})
-"""In place of Any in the types for `msgspec.convert`, which calls `_json_text` for it."""
+"""Replaces Any in the types for `msgspec.convert`, which calls `_json_text` for each value of this type."""
 
 
 def stored_type(kind: Any) -> Any:
@@ -132,7 +132,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _json_text(_: Any, value: Any) -> JsonText | None:
-    """The hook of msgspec that makes stored values of values of type Any."""
+    """The stored value for a value of type Any. msgspec calls this function as its `dec_hook`."""
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
@@ -213,7 +213,7 @@ def _instance(value: Stored) -> Any:
 def _replaced_type(kind: Any, any_type: Any) -> Any:
     """The type with Structs in place of models and of classes with fields of type Any, and `any_type` in place of Any.
 
-    `kind` itself if it has neither.
+    Returns `kind` itself if nothing is to be replaced.
     """
     return _Replacing(any_type, ()).replaced(kind, getattr(kind, "__name__", str(kind)))
 
@@ -235,7 +235,7 @@ class _Replacing:
         if origin is Literal:
             return kind
         if origin in (Union, UnionType):
-            # Any allows None.
+            # A union with Any allows every value, as Any does.
             if Any in arguments:
                 return self.any_type
             return self._model_structs.union(arguments, where, lambda part: self.replaced(part, where)) or kind
@@ -255,7 +255,7 @@ class _Replacing:
     def _class(self, kind: Any, where: str) -> Any:
         """The Struct for a class with fields of type Any; the class itself if it has none."""
         _refuse_models_in(kind, where)
-        # The error for a class that contains itself comes with its SQL type.
+        # A class that contains itself is left as it is: `contracts.sql_type` raises an error for it.
         if kind in self.within:
             return kind
         inner = _Replacing(self.any_type, (*self.within, kind))
@@ -296,7 +296,7 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
         config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
         if of_struct.tag_field is not None:
             config |= {"tag": of_struct.tag, "tag_field": of_struct.tag_field}
-            # By this attribute, `msgspec.convert` recognizes the member of a union.
+            # This attribute shows `msgspec.convert` which member of a union an object is.
             namespace[of_struct.tag_field] = of_struct.tag
     struct: Any = msgspec.defstruct(
         kind.__name__,
@@ -307,7 +307,7 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
         kw_only=True,
         **config,
     )
-    # By its qualified name, `require_importable` recognizes a class that is defined in a function.
+    # This name shows `require_importable` that a class is defined in a function.
     struct.__qualname__ = kind.__qualname__
     return struct
 
@@ -335,7 +335,7 @@ def _annotations(kind: Any) -> dict[str, Any]:
     """The annotations of a class with fields; empty for other types."""
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            # An array has no names, and is refused with its SQL type.
+            # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
             fields = () if kind.__struct_config__.array_like else msgspec.structs.fields(kind)
             return {field.name: field.type for field in fields}
         if dataclasses.is_dataclass(kind) or is_typeddict(kind):

@@ -1,6 +1,8 @@
 """Import pipelines' files in separate processes, because a file may exit or never return.
 
-A helper process without threads forks a child for each file: threads do not survive a fork.
+A helper process, which has no threads, forks a child for each file. The calling process may have
+threads. A fork copies only the thread that forks, so a child of the calling process could wait
+forever for a lock that another thread holds.
 """
 
 from __future__ import annotations

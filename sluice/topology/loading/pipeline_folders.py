@@ -21,7 +21,7 @@ _PIPELINE_CALL = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that cannot be loaded. `name` is the pipeline's name if the text has it, otherwise the file's stem."""
+    """A file that cannot be loaded. `name` is the pipeline's name if the file's text has it, otherwise the stem."""
 
     file: Path
     name: str
@@ -103,7 +103,8 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
         return pipeline
     candidates: list[Path] = []
     for file, names in declared.items():
-        # A file without a literal name computes the name, which only an import shows.
+        # If a file's text has no literal name, the file computes its pipeline's name, so it must be
+        # imported to find the name.
         if file in named or not names or file.stem == name:
             candidates.append(file)
     results = import_isolated(candidates)

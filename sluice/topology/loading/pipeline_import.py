@@ -25,7 +25,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     """Import a file and return its pipeline. Raises TopologyError with the mistake and its line."""
     with pipelines_made_by(file) as made:
         module = import_file(file, seconds)
-    # A file is imported once, but its mistakes are reported each time.
+    # An unchanged file is not executed again when it is loaded again, so `made` is then empty. The
+    # module keeps the pipelines of its execution, so that each load reports the same mistakes.
     made = vars(module).setdefault("__pipelines__", made)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline):
@@ -60,7 +61,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
             f"{_place(file, error)} is still being imported after {seconds:g} s.",
             next_step="Remove code that waits, such as network calls, from the file's top level.",
         ) from None
-    # The file may even call sys.exit.
+    # Not only Exception, because the file may call sys.exit, which raises SystemExit.
     except BaseException as error:
         # A SyntaxError's text repeats the file and line.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
