@@ -23,8 +23,8 @@ from sluice.sql.types import VOID
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
-Need = Literal["condition", "array", "key", ""]
-"""The required type of an expression: a BOOLEAN, an ARRAY, anything but a constant null, or anything."""
+Need = Literal["condition", "array", "key", "key or null", ""]
+"""The required type of an expression: a BOOLEAN, an ARRAY, a type of keys, the same or a constant null, or any type."""
 
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -111,10 +111,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             f"{where} is {kind}, not an array.",
             next_step="Make an array, for example with split(text, ' ').",
         )
-    if need == "key" and JSON_FIELD in kind:
+    if need in ("key", "key or null") and JSON_FIELD in kind:
+        columns = [text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in _kind(node, types)]
         raise TopologyError(
             f"{where} has JSON that is not looked into, which is no key.",
-            next_step=f"Use the text of the JSON: {text}.{JSON_FIELD}.",
+            next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(f"{where} is always null: no record would have a key.")

@@ -212,6 +212,8 @@ class Stream(Handle[V]):
         """
         columns, types = self._columns("select", picked, named)
         key, time = columns.pop("_key", None), columns.pop("_timestamp", None)
+        if key is not None:
+            self._require_expression(key, "select", "key or null")
         headers = self._header_texts("select", _headers or {})
         self._refuse_reserved_names("select", columns)
         # The new key, time and headers are first computed as fields of the new value, because their
@@ -560,7 +562,7 @@ class Stream(Handle[V]):
         repeated batch or a rebuild, a record gets the row that it got when it was first processed.
         """
         where = self._where("lookup")
-        self._require_expression(key, "lookup")
+        self._require_expression(key, "lookup", "key or null")
         row = self._result_shape("lookup", returns)
         if row.scalar or not row.fields:
             raise TopologyError(
@@ -810,7 +812,7 @@ class Stream(Handle[V]):
         if callable(key):
             return self._apply("select_key", key, "key", on_error=on_error)
         key = self._key_expression("select_key", key)
-        self._require_expression(key, "select_key")
+        self._require_expression(key, "select_key", "key or null")
         return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
 
     @overload
@@ -1106,7 +1108,7 @@ class Stream(Handle[V]):
                     next_step="Change the stream's key with select_key first.",
                 )
             on = self._key_expression("join", on)
-            self._require_expression(on, "join")
+            self._require_expression(on, "join", "key or null")
         grace_ms = grace_in_ms(where, grace, other.node)
         return self._joined(other, "stream-table", how, on=on, grace_ms=grace_ms, on_error=on_error)
 
@@ -1328,7 +1330,7 @@ class Stream(Handle[V]):
         passed on.
         """
         by = self._key_expression("deduplicate", by)
-        self._require_expression(by, "deduplicate")
+        self._require_expression(by, "deduplicate", "key or null")
         within_ms = milliseconds(within)
         arguments.require_at_least(self._where("deduplicate"), "within", within_ms, 0)
         node = self.pipeline.add(

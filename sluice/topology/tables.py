@@ -262,7 +262,7 @@ class Table(Handle[V]):
             require_plain_keys(where, [self.node, other.node])
         if on is not None:
             on = self._key_expression("join", on)
-            self._require_expression(on, "join")
+            self._require_expression(on, "join", "key or null")
         kind = "table-table" if on is None else "foreign-key"
         if isinstance(other, GlobalTable):
             kind = "lookup"

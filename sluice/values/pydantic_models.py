@@ -314,9 +314,11 @@ def _require_different_names(model: Any, where: str) -> None:
 
 def _refuse_unstorable(model: Any, where: str) -> None:
     """Raise TopologyError for a model whose JSON differs from its fields."""
-    from pydantic import RootModel
+    from pydantic import BaseModel, RootModel
     from pydantic.errors import PydanticUserError
 
+    if model is BaseModel:
+        raise TopologyError(f"{where}: BaseModel has no fields.", next_step="Declare a class of it.")
     try:
         # Resolves the names in the annotations of a class that was defined before the classes that it names.
         model.model_rebuild()

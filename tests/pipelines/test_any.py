@@ -241,6 +241,17 @@ def test_wrong_uses_of_any_are_errors() -> None:
         pipeline.stream("events", value=Event, key="details")
     with pytest.raises(TopologyError, match=r"'details' has JSON that is not looked into.* details\._json"):
         pipeline.stream("grouped", value=Event).group_by("details")
+    keyed = pipeline.stream("keyed", value=Event)
+    for wrong_key in (
+        lambda: keyed.select_key("details"),
+        lambda: keyed.select_key(["user", "details"]),
+        lambda: keyed.select("user", _key="details"),
+        lambda: keyed.select("user", _key={"by": "details"}),
+        lambda: keyed.deduplicate("details", within="1 day"),
+        lambda: keyed.join(pipeline.global_table("users", value=User), on="struct(details)"),
+    ):
+        with pytest.raises(TopologyError, match=r"JSON that is not looked into.* Use the text .*: details\._json"):
+            wrong_key()
     with pytest.raises(TopologyError, match="the name _json is reserved by Sluice"):
         pipeline.stream("reserved", value=Reserved)
     events = pipeline.stream("events2", value=Event)

@@ -170,6 +170,8 @@ def test_wrong_patterns_are_errors() -> None:
         pipeline.stream(re.compile("sales_.*", re.IGNORECASE), value=Order)
     with pytest.raises(TopologyError, match="a pattern of text, not of bytes"):
         pipeline.stream(re.compile(b"sales_.*"), value=Order)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="expected a number of topics \\(int\\), got bool: True"):
+        pipeline.stream(re.compile("x"), value=Order, max_topics=True)
     with pytest.raises(TopologyError, match="max_topics is 0"):
         pipeline.stream(re.compile("sales_.*"), value=Order, max_topics=0)
     for read in (pipeline.table, pipeline.global_table):

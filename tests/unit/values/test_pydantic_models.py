@@ -133,6 +133,7 @@ def _with(kind: Any, **options: Any) -> Any:
     ("kind", "says"),
     [
         (Names, r"Names: Names is a RootModel, which has no fields\. Declare the type of its root"),
+        (BaseModel, r"BaseModel has no fields\. Declare a class of it"),
         (Computed, r"Computed: name is a computed field, .* Declare it as a property"),
         (Extra, r"Extra: extra='allow' keeps fields .* Declare a dict\[str, \.\.\.\] field"),
         (Serialized, r"Serialized: _upper is a serializer, .* Change the value in a validator"),
