@@ -21,7 +21,7 @@ _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_bindi
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """The provider's hook, changed to return the configuration, for clients that the provider does not support."""
+    """The hook of Airflow's Kafka provider, changed to return the configuration, for clients that it lacks."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
@@ -69,7 +69,7 @@ def _text(value: object) -> str:
 def spark_master(connection: str = SPARK) -> str:
     """The Spark master of a connection. Raises SettingsError if there is no such connection.
 
-    Without the connection, the provider's hook would use YARN and only log it.
+    Without the connection, the hook of Airflow's Spark provider would use YARN, and only log that it does.
     """
     try:
         spark = BaseHook.get_connection(connection)

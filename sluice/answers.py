@@ -219,7 +219,7 @@ class Failure(msgspec.Struct, frozen=True):
     detail: str
     next_step: str
     seen_at: datetime
-    """When it was last seen: of a run, when its newest attempt failed."""
+    """When the failure was last seen. For a failed run: when its newest attempt failed."""
     outlook: str
     """Whether and when a failed run is repeated without anybody's help; an empty text for other failures."""
     repeats_at: datetime | None
@@ -274,7 +274,7 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     """`degraded` if only the worker's standby answers."""
     reason: str = ""
     bytes: int | None = None
-    """The size of the worker's shard, if this server opens the shard and it is a SQLite file."""
+    """The size of the worker's shard, if this server opens the shard itself and the shard is a SQLite file."""
     standby: Standby | None = None
     """Absent if the worker has no standby."""
 

@@ -52,9 +52,9 @@ def main(arguments: list[str]) -> int:
             with importing():
                 from sluice.engine.session import context, jvm_errors, session, start_workers
 
-                # PySpark imports this module, and pandas with it, when it first calls the JVM.
-                # At that moment, other imports are running, so the import would take twice as
-                # long while the JVM waits for it.
+                # PySpark would import this module, and pandas with it, at its first call of the JVM.
+                # Other imports run at that moment, so the import would take twice as long, and the
+                # JVM would wait for it.
                 importlib.import_module("pyspark.testing.utils")
             # Starting the session and the first Python worker takes seconds.
             # Meanwhile, this thread imports and plans.

@@ -156,8 +156,8 @@ class Submission:
                     # Imported only here, because the import takes 15 ms.
                     from sluice.support import processes
 
-                    # Listed now, because children of a process that has ended
-                    # have no parent to be found by.
+                    # The processes are listed before the command ends: after its end, the processes
+                    # that it has started cannot be found any more.
                     started = processes.with_descendants(process.pid)
                     processes.end(
                         lambda: [*filterfalse(processes.has_ended, started)],

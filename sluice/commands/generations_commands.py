@@ -90,7 +90,7 @@ def replay(
 
 @app.command()
 def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
-    """Process the batches published since a replay in the generation that it has built, and make this one current."""
+    """Make the generation of a replay current, after it has processed the batches that were published meanwhile."""
     submit(pipeline, master, "--promote")
 
 

@@ -55,8 +55,8 @@ def serve(
             numbers = _numbers(workers) if workers else []
 
             def started() -> None:
-                # Register first: this fails if the address does not lead to this server. Such a server must get no
-                # workers.
+                # The server registers before it claims workers: registering fails if the address does not lead to this
+                # server, which must then get no workers.
                 state_server.register(ledger, settings(), options)
                 for name in (pipeline or ledger.generations.pipelines()) if numbers else ():
                     state_server.claim(ledger, settings(), options, name, numbers)

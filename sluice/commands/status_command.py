@@ -83,7 +83,10 @@ def _problem(same: Sequence[Failure]) -> str:
 
 
 def _file_failure(file: Broken, figures: LedgerFigures) -> Failure:
-    """The failure of a file that this command cannot load. It began when a process first recorded it, or else now."""
+    """The failure of a file that this command cannot load.
+
+    The failure began when a process first recorded it. If no process has recorded it, it begins now.
+    """
     from sluice.state.ledger.failures import Failure
 
     failure = Failure.of(file.error, file.name, kind="file")

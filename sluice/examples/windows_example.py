@@ -130,8 +130,8 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
 def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each sliding window.
 
-    For each visit, one window ends at the visit, and another begins right after it if that window
-    contains visits.
+    For each visit, one window ends at the visit. Another window begins right after the visit, unless
+    it would contain no visits.
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():

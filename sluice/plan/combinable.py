@@ -36,7 +36,8 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
     Integers are summed as decimals, whose sum cannot overflow.
     """
     parts = split_aggregate(text)
-    # A shard adds up a column's value itself, so the column must be one function's plain result.
+    # A shard adds up a column's values, so the column must be the result of one function, `a0`,
+    # without further computation.
     if not isinstance(parts, SplitAggregate) or parts.text != "a0":
         return None
     ((name, argument, _),) = parts.functions

@@ -156,7 +156,7 @@ class Job:
 
     @property
     def copied(self) -> frozenset[tuple[int, int]]:
-        """The inputs whose rows go to every worker: an operator's number, and a side."""
+        """The inputs whose rows go to every worker, each as the number of an operator and one of its sides."""
         edges = (edge for operator in self.operators for edge in operator.edges)
         return frozenset((edge.target, edge.side) for edge in edges if edge.is_copied)
 
@@ -324,7 +324,7 @@ class Job:
 
     @property
     def store_only_operators(self) -> frozenset[int]:
-        """The operators whose results go only to their store, which needs a key's last result."""
+        """The operators whose results go only to their store. The store needs only the last result of each key."""
         return self.last_only_operators - {operator.chained_to for operator in self.operators}
 
     @property
@@ -337,7 +337,8 @@ class Job:
             operator.chained_to for operator in self.operators if not operator.sends_only_final_results
         }
         for edge in self._all_edges:
-            # The last result of a versioned table may be a late update, which does not go to its store.
+            # The last result for a key of a versioned table may be a late update. The table's store
+            # leaves late updates out, so it needs an earlier result.
             if edge.stage and (edge.side != STORE or edge.takes_latest):
                 others |= edge.results_of
         numbers: set[int] = set()

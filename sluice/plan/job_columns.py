@@ -207,7 +207,8 @@ class JobColumns:
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
         """The condition under which a step computes its expressions over the fields of `before`.
 
-        Kafka Streams also calls a stream's functions with null values, but a table's functions only with existing rows.
+        As in Kafka Streams, a step of a stream also computes records with a null value, and a step of a
+        table computes only rows that exist.
         """
         if not nodes.is_table(before) or scope.is_null == "false":
             return scope.passed
@@ -368,7 +369,7 @@ class JobColumns:
             # A table's old value failed when it was the new value, and was reported then.
             if scope.stage:
                 conditions.append("NOT old")
-            # If another step turns a record into several rows, its failure is reported only once.
+            # If another step turns a record into several rows, a failure for this record is reported once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 

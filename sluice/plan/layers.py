@@ -87,7 +87,7 @@ class Failure:
     stage: int
     error: str
     once: str
-    """SQL of a condition that is true for one row per failed record; other steps may have made several rows of it."""
+    """SQL of a condition that is true for one row per failed record. Other steps may make several rows of a record."""
     key: str
     """SQL of the record's key at the step."""
     value: str

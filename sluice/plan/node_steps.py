@@ -15,7 +15,7 @@ from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern
 
 MOST_SOURCES = 1_023
-"""The largest number of a source, because a record's position has ten bits for it."""
+"""The largest number of a source. The number takes ten bits in the position of a record."""
 
 
 def step_of(node: nodes.Node) -> Step:

@@ -50,7 +50,7 @@ def is_of_processor(group_id: int) -> bool:
 
 
 def _processor_group(store: str) -> int:
-    """The group number of a processor's store. It depends only on the name, since stores can be added and removed."""
+    """The group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
 
@@ -289,7 +289,7 @@ def requires_value(node: nodes.Node, side: int) -> bool:
     """Whether the node drops records without a value on a side."""
     match node:
         case nodes.Join() if joins_versions(node) and side != LEFT:
-            # A deletion is a version, too.
+            # A record without a value deletes a row. The join needs it, because a deletion is a version, too.
             return False
         case nodes.Join():
             # In Kafka Streams, a stream's join drops null values; in a join of

@@ -145,7 +145,8 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # A stream has no old values. They come from operators, in stages after stage 0.
+                # A stream has no old values, so they are left out. Only stages after stage 0 have old values,
+                # because only operators send them.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
                 return scope
@@ -568,7 +569,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Like `result_expressions`, for a cogrouped aggregate. Columns do not share functions."""
+    """Like `result_expressions`, for a cogrouped aggregate, in which each column has functions of its own."""
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:

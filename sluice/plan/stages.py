@@ -157,9 +157,9 @@ class StagePlanner:
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
-        # A suppress step after a join has a stream time of its own, because many of the join's rows
-        # cause no result. After a table whose rows expire, it has one because a row of any key can
-        # delete this key's row.
+        # A chained operator uses the stream time of the operator before it. A suppress step needs a
+        # stream time of its own after a join, because many of the join's rows cause no result, and
+        # after a table whose rows expire, because a row of any key can delete this key's row.
         if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
             return None
         if isinstance(node.parent, nodes.ToTable) and node.parent.expiry is not None:
@@ -443,8 +443,8 @@ def _expires_at(node: nodes.Node, side: int) -> str | None:
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
     """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
 
-    As in Kafka Streams, only streams get such updates, and joins of a stream with the table's
-    versions.
+    As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the table's
+    versions, get such updates.
     """
     if nodes.history_of(table) is None:
         return False

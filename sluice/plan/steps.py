@@ -123,7 +123,7 @@ class Sink:
 
     number: int
     topic: str
-    """The topic's name, or the output name of the table."""
+    """The topic's name, or the table's name in counts, such as `warehouse:shop.totals`."""
     encode: Reference | None
     encode_key: Reference | None
     partition: Reference | None = field(default=None, kw_only=True)

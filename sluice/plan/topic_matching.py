@@ -13,9 +13,9 @@ def matched_job(job: Job, known: Collection[str], existing: Collection[str], *, 
     """The job with the topics that match its patterns.
 
     The `known` topics, which the generation has read before, come first and in their order, so that
-    they keep their numbers; then come the other `existing` topics. Raises InputAway if a pattern
-    matches no topic, unless the job may be matched `partly`, and EngineError if a pattern matches
-    too many topics, or if two patterns match the same topic.
+    they keep their numbers; then come the other `existing` topics. Raises EngineError if a pattern
+    matches too many topics, or if two patterns match the same topic. If a pattern matches no topic,
+    raises InputAway, but with `partly` leaves the pattern as it is.
     """
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}

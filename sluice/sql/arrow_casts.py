@@ -117,7 +117,7 @@ def time_text(values: pa.Array) -> pa.Array:
 
 
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
-    """The text of dates or times. Corrects years before 1 and after 9999, as Java writes a sign."""
+    """The text of dates or times. Years before 1 and after 9999 get the sign that Java writes, and Arrow does not."""
     if _has_usual_years(values):
         return text
     is_date = pa.types.is_date(values.type)

@@ -75,7 +75,7 @@ class _Evaluation:
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression and its result. While the expression is kept, no other gets its id."""
+    """Id of an expression → the expression and its result. While an expression is kept, no other one gets its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:

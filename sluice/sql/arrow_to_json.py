@@ -105,7 +105,7 @@ def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Arr
 
 def _quoted(texts: pa.Array) -> pa.Array:
     special = pc.match_substring_regex(texts, _NOT_PLAIN)
-    # Few texts have special characters. Only if there is such a text, Python escapes the texts.
+    # Python, which is slower, escapes the texts only if one of them has a special character.
     if pc.any(special).as_py():
         texts = pa.array(
             [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()],

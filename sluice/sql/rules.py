@@ -394,7 +394,8 @@ def _is_not_zero(node: exp.Expr) -> bool:
 def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
     (kind,) = kinds
     if isinstance(node.this, exp.Literal):
-        # Spark's parser takes the sign as a part of the number.
+        # Spark's parser takes the sign as a part of the number, so -2147483648 is an INT, although
+        # 2147483648 is not.
         kind = {str(2**31): "INT", str(2**63): "BIGINT"}.get(node.this.name, kind)
     operands = (kind,) if is_number(kind) else None
     return Signature(

@@ -8,8 +8,8 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.worker_daemon
 
-    # The modules of tests import the driver and pytest. The daemon's workers have what the daemon
-    # has imported, so they need not import these again.
+    # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, because
+    # its workers are forked from it, and so need not import them again.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):

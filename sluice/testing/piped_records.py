@@ -63,7 +63,7 @@ def _bytes(value: Any, contract: Any) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    # Plain data does not say of which type it is.
+    # A dict, list or tuple does not show its type in the topic, so the contract gives it.
     kind = contract if isinstance(value, dict | list | tuple) else type(value)
     return _encode(value if kind is None else as_produced(value, kind))
 
@@ -106,7 +106,10 @@ class TablesInMemory:
 
 
 class UncontestedLease:
-    """A lease and identity check that always succeed, because nothing else uses the state and topics of a test."""
+    """A lease, and a check of the source identity, that always succeed.
+
+    Nothing else uses the state and the topics of a test.
+    """
 
     @property
     def epoch(self) -> int:

@@ -117,7 +117,7 @@ class PipedRun:
     def fire_timers(self) -> None:
         """Run a batch without records if a wall-clock timer is due.
 
-        Then run further ones as long as results are due because stream time goes on by the clock.
+        After that, run further batches as long as results become due because stream time advances with the clock.
         """
         due = self._idle_time.next_batch
         if due is not None and due <= self.clock.now():

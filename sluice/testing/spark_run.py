@@ -116,8 +116,8 @@ class SparkRun(PipedRun):
 
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(RowsOnSpark(state_rows), batch)
-        # Spark may then run a batch without records, to evict its own state. The tasks
-        # of this batch also read its number and its clock from the file.
+        # After a batch, Spark may run a batch without records, to evict its own state. The tasks of
+        # that batch, too, read their batch's number and clock from this file.
         write_start(self._start, self.plan(batch + 1))
 
 
