@@ -9,8 +9,8 @@ def _prefer_compiled_pyspark() -> None:
     """Import PySpark from the installed package rather than from Spark's archive `pyspark.zip`.
 
     Spark puts the archive first on the path of the programs and workers that it starts, and Python
-    compiles the modules of an archive again in every process. Does nothing unless SPARK_HOME is the
-    package itself, as after `pip install`: only then is it the same PySpark as in the archive.
+    compiles the modules of an archive again in every process. Does nothing if SPARK_HOME is another
+    installation of Spark, whose archive may contain another version of PySpark than the package.
     """
     home = os.environ.get("SPARK_HOME", "")
     if home and Path(home, "__init__.py").is_file() and str(Path(home).parent) in sys.path:

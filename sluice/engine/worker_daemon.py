@@ -25,9 +25,10 @@ with importing():
 
 
 def release_memory(phase: str, info: dict[str, int]) -> None:
-    """Return a task's memory after the full collection with which PySpark ends the task.
+    """Return memory to the system after the garbage collection with which PySpark ends a task.
 
-    A worker waits for its next task while other workers, or the driver, need memory for the same batch.
+    A worker waits for its next task while other workers, or the driver, need memory for the same
+    batch.
     """
     if phase == "stop" and info["generation"] == 2:
         release_unused_memory()

@@ -248,7 +248,10 @@ def _decode_hook(kind: type, value: Any) -> Any:
 
 
 class _Converted(type):
-    """Metaclass of the types by which states hold values that are stored as another type than the author's."""
+    """Metaclass of the types that stand for authors' types in the type of a state.
+
+    Values of such an author's type, `kind`, are stored as values of another type.
+    """
 
     kind: Any
 
@@ -257,7 +260,7 @@ class _Converted(type):
 
 
 def state_type(kind: Any) -> Any:
-    """The type by which a state holds values of type `kind`."""
+    """The type that stands for the author's type `kind` in the type of a state."""
     return _Converted("Converted", (), {"kind": kind}) if kind is not Any and is_converted(kind) else kind
 
 
@@ -266,5 +269,8 @@ encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_
 
 
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """Return a decoder for states of type `kind`, in which values of other types have their `state_type`."""
+    """Return a decoder for states of type `kind`.
+
+    In `kind`, the results of `state_type` stand for the authors' types.
+    """
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

@@ -120,10 +120,10 @@ class Process:
             self._fire(state, key, row.after, out)
 
     def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
-        """Process all rows, if the processor sets no timers.
+        """Process all rows together, if the processor sets no timers.
 
-        If the author's code fails for a record, or forwards very many, nothing has changed: these and all later rows
-        are processed one by one.
+        Returns None, without a change of any state, if the author's code fails for a record or
+        forwards very many records. These rows and all later rows are then processed one by one.
         """
         if self._goes_by_row:
             return None
@@ -133,7 +133,7 @@ class Process:
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # Only the row path knows the record for which the code fails, and names it.
+            # Only if the rows are processed one by one is it known for which record the code fails.
             forwarded = None
         if forwarded is None:
             self._context.undo_changes()
@@ -279,14 +279,16 @@ class Process:
 
 
 _MOST_RESULTS = 200_000
-"""With more results of rows that are processed together, the rows are processed one by one, which needs less memory."""
+"""If rows that are processed together have more results, the rows are processed one by one instead,
+which needs less memory."""
 
 
 class _Forwarded:
     """What a processor has forwarded for the rows that it processes together."""
 
     cause = 0
-    """Only a timer needs its cause, and a processor with timers gets its rows one by one."""
+    """The cause of a row is needed only to set a timer, and a processor with timers gets its rows
+    one by one."""
 
     def __init__(self) -> None:
         self.row = 0

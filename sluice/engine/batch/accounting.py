@@ -71,8 +71,8 @@ class PartitionResults:
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
-    """The last row's record, and its outcome. It is not counted yet: the next rows may belong to
-    the same record."""
+    """The offset of the last row's record, and the number of its outcome. This record is not
+    counted yet, because the next rows may belong to it."""
 
     def count_records(self, outcome: RecordOutcome) -> None:
         """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
@@ -222,7 +222,8 @@ class RecordSinks:
                 if sink.appends:
                     columns |= results.row_places(sink, chosen, self.topics)
                 records = pa.table(columns)
-                # Kafka Streams keeps a record's headers; a row of a table has no headers.
+                # As in Kafka Streams, an output record keeps the headers of the record. A table's
+                # row has no headers.
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)
@@ -262,7 +263,8 @@ class RecordSinks:
             results.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
                 record = row if records is None else int(records[row])
-                # The record may have become a dead letter in the previous batch.
+                # The record may have become a dead letter already, with its rows in the previous
+                # batch.
                 if record != results.last_dead_letter:
                     dead_letters.setdefault(
                         record,

@@ -39,7 +39,7 @@ DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers
 MOST_READ = 10_000
 """The most dead letters of a batch for which the rejected record is read from Kafka again, to get its headers."""
 _LEFT_OUT_BYTES = 200
-"""Upper bound of the size of the header that says what was left out."""
+"""Upper bound of the size of the header in which `shorten_dead_letters` says what it left out."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class RejectedRecord:
 def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
     """The dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
-    # A producer sets a record's time, which may be a time that Python cannot represent.
+    # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
+    # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
     milliseconds = pa.timestamp("ms", "UTC")
     timestamps = records.column("timestamp").cast(milliseconds, safe=False).cast(pa.int64())
     in_topic = records.select(["topic", "partition", "offset"])
@@ -130,11 +131,12 @@ def dead_letters_of_steps(
 def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
     """The dead letters of steps as records. The headers of the rejected record come first, then Sluice's headers.
 
-    Only the first `MOST_READ` dead letters get the rejected record's headers, because each record is read again.
+    Only the first `MOST_READ` dead letters get the rejected record's headers, because each of these
+    records is read from Kafka again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
-    # The rows of a step after an operator do not have their record's headers, so these are read
-    # from Kafka again.
+    # Of a row on which a step after an operator has failed, only its record's place is known. So
+    # the record's headers are read from Kafka again.
     headers_of_records = headers_at(places[:MOST_READ]) if places else {}
     rows = []
     for dead_letter in dead_letters:

@@ -53,7 +53,7 @@ Snapshots do not show these times.
 """
 
 OF_WORKERS = (DUE, WALL)
-"""Names of the times of which each worker has its own."""
+"""The names of the times that are kept for each worker."""
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class PartialAggregates:
 def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
     """The type of an aggregate, as in Spark.
 
-    Raises EngineError if JSON cannot represent the type exactly. The plan excludes these types, so
-    Spark's column then has another type than planned.
+    Raises EngineError if JSON cannot represent the type exactly. The plan excludes such types, so
+    this happens only if Spark's column has another type than planned.
     """
     argument = types.get(aggregate.column or "", "")
     kind = result_type(aggregate.function, argument)

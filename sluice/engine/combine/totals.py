@@ -60,8 +60,8 @@ class Totals:
     def combine(self, group: int, first: str, second: str) -> str:
         """The combined value of two values of a group."""
         combiners = self._combiners[group]
-        # Values of earlier batches end with an event time if the group had an
-        # output in these batches, so the time is cut off if the group has none now.
+        # Values of earlier batches end with an event time if the group had an output in these
+        # batches. If the group has no output now, the time is cut off.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
         # Values of batches before the group had an output have no event time; `zip_longest` adds None.
@@ -175,7 +175,7 @@ def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
 
 
 def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
-    """Step of a group's store → the SQL types of the columns that the store reads, given the types of all columns."""
+    """Number of a store's step → the SQL types of the columns that the store reads."""
     inputs: dict[int, str] = {}
     for store in _stores(job):
         inputs[store.step] = ", ".join([types[name] for name in store.inputs])

@@ -1,9 +1,9 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
-Stream time belongs to a group and a partition of its source: the largest event time of the records so far, including
-late records. `sluice/operators/lateness.py` uses it to decide which records are late. A task sees a
-partition in offset order, so stream time is a running maximum that continues from the last batch,
-and results do not depend on where batches end.
+Each group has a stream time for each partition of its source: the largest event time of the records
+so far, including late records. `sluice/operators/lateness.py` uses it to decide which records are
+late. A task sees a partition in offset order, so stream time is a running maximum that continues
+from the last batch, and results do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def assign_windows(
     """Assign windows to event times (ms, in offset order), given the stream time before the first record.
 
     `closed` is the stream time up to which all windows are closed. A window that closes at or
-    before it accepts no records, even if this partition's own stream time is earlier.
+    before this time accepts no records, even if this partition's own stream time is earlier.
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, times, 0, stream_time)
@@ -134,7 +134,8 @@ class Windowing:
         if len(rows):
             results.times[name] = windowed.stream_time
         outcome.applied[rows[windowed.rows]] = True
-        # A record that another window or store has counted is not late: `applied` takes precedence.
+        # This marks all records with a key. `applied` takes precedence, so only a record that no
+        # window or store has counted is late.
         outcome.late[rows] = True
         _count(results, "late", group, windowed.late)
         # Only records that are late for all of their windows go to the topic of late records.

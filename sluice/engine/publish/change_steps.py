@@ -184,8 +184,8 @@ class ChangeSteps:
     def _with_objects(self, changes: pa.Table) -> pa.Table:
         """The changes with an additional column `json`: each row's values as a JSON object.
 
-        Spark cannot read the row's JSON array, because all elements of its arrays have the same
-        type.
+        Spark cannot read the row's JSON array: in Spark, all elements of an array have the same
+        type, but the row's values may differ in type.
         """
         objects = pa.array(map(_object_of, changes.column("value").to_pylist()), pa.string())
         names = ["key", "window_start", "window_end", "time", *self._rights]

@@ -40,17 +40,19 @@ def _number(text: str) -> float | Decimal:
 
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
-"""Decodes JSON for an author's encoder. A number whose digits a float cannot hold is a Decimal."""
+"""Decodes JSON for an author's encoder. A number whose digits a float cannot hold becomes a
+Decimal."""
 
 Encoder = Callable[[Any], bytes]
 R = TypeVar("R")
 
 
 def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
-    """Encode records: columns `key`, `value`, and perhaps `headers`, `timestamp` (epoch ms) and `partition`.
+    """Encode records. The result has `key`, `value`, perhaps `headers`, `timestamp`, `partition`.
 
-    JSON is written unchanged, unless the author passed an encoder, which receives the decoded value. Records that
-    cannot be encoded are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
+    JSON is written unchanged, unless the author passed an encoder, which receives the decoded
+    value. Records that cannot be encoded are added to `rejected`; if the sink has
+    `on_error="fail"`, they raise EngineError instead.
     """
     table = _with_plain_values(latest_changes(sink, table))
     columns = {"key": table.column("key"), "value": table.column("value")}
@@ -78,7 +80,7 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
 
 
 def _with_plain_values(table: pa.Table) -> pa.Table:
-    """The records with the JSON of values of type Any as the topics had it."""
+    """Turn the JSON of values of type Any, which Sluice stores as strings, back into plain JSON."""
     values = table.column("value")
     if pa.types.is_null(values.type) or not pc.any(pc.match_substring(values, JSON_TEXT)).as_py():
         return table
@@ -104,7 +106,7 @@ def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
 
 
 def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink: Sink) -> pa.Array:
-    """Encode each key: a text, or a `Windowed` if the keys have windows."""
+    """Encode each key. The encoder gets a text, or a `Windowed` if the keys have windows."""
     keys: list[str | None] = table.column("key").to_pylist()
     if not sink.is_windowed:
         return _encode_column(encode, keys, errors, sink)
@@ -210,7 +212,8 @@ def accepted_records(
 ) -> pa.Table:
     """The encoded records that their topic accepts.
 
-    Sizes are measured before compression, so rejecting a record does not depend on other records. If the sink has
+    Sizes are measured before compression, because Kafka compresses several records together:
+    whether a record is rejected must not depend on other records. If the sink has
     `on_error="fail"`, all records are sent, and the run fails when Kafka rejects a record.
     """
     if sink is None or sink.on_error == "fail" or not table.num_rows:
@@ -259,7 +262,7 @@ def _reject(
 
 
 def headers_with_window(table: pa.Table) -> pa.Array:
-    """The headers of each record, and the bounds of its window."""
+    """The headers of each record, with two more headers for the bounds of the record's window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
 

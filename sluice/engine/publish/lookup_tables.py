@@ -1,4 +1,4 @@
-"""The global tables that outputs of stores look up, in the driver's memory."""
+"""Keeps in the driver's memory the global tables that steps between stores and outputs look up."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def right_column(step: int) -> str:
 
 def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
     after = None
-    # The values go into records for topics, so the rows' checksums are verified.
+    # The values go into records for topics. The rows' checksums are verified, so that no damaged
+    # value is sent.
     while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
         values.update((row.key, row.value) for row in page if row.value is not None)
         after = page[-1].entry_id

@@ -51,7 +51,8 @@ class Destinations:
     at_least_once: AtLeastOnce | None = None
     """Writes the records for some of the topics without a transaction."""
     tables: Mapping[str, TableSink] = field(default_factory=dict)
-    """Destination → the writer of its tables outside Kafka."""
+    """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
+    its tables."""
     headers_at: HeadersAt = lambda _: {}
     """Reads the headers of records on which later steps have failed."""
 
@@ -80,7 +81,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """The dead letters that `write` must get: of a batch's steps, and of unreadable records."""
+        """All dead letters that `write` must get: those made by tasks, and those of later steps."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -146,8 +147,8 @@ class OutputWriter:
 
         They are written as they were read, so they are not encoded.
         """
-        # Several groups may send their late records to one topic, whose
-        # records were collected together.
+        # Several groups may send their late records to one topic. The topic's records were
+        # collected together, so they must be written only once.
         late_sinks: dict[str, Sink] = {}
         for group in self.job.groups:
             if group.late is not None:
@@ -173,7 +174,7 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table, even if the batch has no rows for it."""
+        """Destination → output → the rows for the output's table. They may be empty."""
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
             rows[destination] = {}

@@ -1,7 +1,7 @@
 """Publishes a batch: writes the shards, then the output in one transaction, then the snapshot in the ledger.
 
-Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`). Every step before can
-be repeated after a crash with the same result.
+Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
+Every earlier step can be repeated after a crash with the same result.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class Publisher:
         Raises EngineError if a step with `on_error="fail"` has failed.
         """
         changes: SinkRecords = ()
-        # Only this method has the rows of all workers at once. While the output is sent, they are packed.
+        # Only in this method, the rows of all workers are uncompressed in memory. When the output
+        # is sent, `Collected` has them only in compressed form.
         rows = pa.concat_tables([RETURNED_ROW.empty_table(), *collected.changes()])
         rejected = rejected_rows(rows)
         # A rebuild writes no output, so it needs no records for the changes of stores.
@@ -328,9 +329,9 @@ class Publisher:
         return snapshot
 
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
-        """Record in the ledger that the pipeline is degraded, or is no longer degraded."""
-        # A rebuild reads records of long ago, and a batch
-        # without records says nothing about the pipeline.
+        """Record in the ledger whether the pipeline is degraded, that is, rejects many records."""
+        # A rebuild reads old records, and a batch without records rejects none. Neither shows
+        # whether the pipeline rejects many records now.
         if self.destinations is None or not published.counts.get("read", 0):
             return
         detail = notable_rejections(published.counts, dead_letters)

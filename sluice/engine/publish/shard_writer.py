@@ -39,7 +39,8 @@ RETURNED_ROW = pa.schema([
     ("worker", pa.int32()),
     *(SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")),
 ])  # fmt: skip
-"""The schema of the rows that the driver needs."""
+"""The schema of the rows that the driver gets: changed state rows, output records, and rejected
+rows."""
 
 
 class StateRows(Protocol):
@@ -120,7 +121,8 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        # Row batches of many tasks are small, and columns of many chunks would be slow.
+        # The row batches of many tasks are small. A column of many chunks would be slow, so the
+        # chunks are combined.
         received = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = _rows_of_shard(received, self.stores)
         if not len(rows):
@@ -154,7 +156,7 @@ class ShardWriter:
     ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
-        Returns the number of written rows, and those that the driver needs.
+        Returns the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
         # once.
@@ -256,7 +258,10 @@ def _last_rows(changes: pa.Table) -> pa.ChunkedArray:
 
 
 def _rows_of_shard(rows: pa.Table, stores: frozenset[int]) -> pa.Table:
-    """Rows for stores, groups and sinks as state rows. The value of a store is an array of one value."""
+    """Rows for stores, groups and sinks as state rows.
+
+    The value of a store's row becomes an array of this one value, as in the state rows of groups.
+    """
     value = rows.column("value")
     if stores:
         is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))

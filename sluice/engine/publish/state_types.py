@@ -18,8 +18,8 @@ class StateTypes:
     stores: Mapping[str, str]
     """Store → the type of its values."""
     inputs: Mapping[int, str]
-    """Step of a store or operator → the types of its inputs. If a type changes, the state that the
-    step has kept so far means something else."""
+    """Number of the step of a store or operator → the types of its inputs. If a type changes, the
+    state that the step has kept so far means something else."""
     totals: Totals
     """How shards add up the state rows of groups."""
     changes: tuple[ChangeSteps, ...]

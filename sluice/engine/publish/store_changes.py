@@ -1,4 +1,4 @@
-"""Computes the steps between stores and their outputs: from a batch's changes to output records."""
+"""Computes the steps between stores and outputs, which turn changes into output records."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def _rejected_rows(
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
     """The output records of a sink without steps: a store's values are written as they are."""
     values = value_texts(changes, output.sink.store_column)
-    # A store of plain values keeps a null as JSON, but in a topic a null value is a tombstone.
+    # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
+    # value, a tombstone.
     texts = [None if output.sink.scalar and value == "null" else value for value in values]
     columns = {
         "key": changes.column("key"),

@@ -96,7 +96,10 @@ def _key(column: Column, key: str) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is a whole number in its usual form, so that different keys do not become one number."""
+    """Whether the text is a whole number in its usual form.
+
+    A text such as `007` does not count as a number, because it would become the same number as `7`.
+    """
     return text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
 
 

@@ -41,7 +41,8 @@ from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
 
 COMMIT_TIMEOUT_S = 120
-"""After this time the run fails without knowing the transaction's outcome; the next run reads it from the marker."""
+"""After this time the run fails without knowing the transaction's outcome. The next run learns from
+the marker whether the transaction was committed."""
 _FAST: dict[str, str | bool] = {
     "linger.ms": "20",
     "compression.type": "lz4",
@@ -68,7 +69,7 @@ _MARKER_READER = {
 
 @dataclass(frozen=True)
 class Writer:
-    """A generation, as a writer of output."""
+    """A generation of a pipeline, which writes output to Kafka."""
 
     ref: GenerationRef
     markers: str
@@ -154,7 +155,7 @@ class TransactionalOutput:
         return max(self.markers, default=0)
 
     def require_newest(self) -> None:
-        """Raise EngineError if a later generation has written output, so that the ledger is older than the output."""
+        """Raise EngineError if a generation after the ledger's current one has written output."""
         generation = self._writer.ref.generation
         if (last := self.newest_generation) > generation:
             name = self._writer.ref.pipeline
@@ -170,7 +171,7 @@ class TransactionalOutput:
     def lacks_marker(self, newest: Audit | None) -> bool:
         """Whether the marker of the ledger's newest batch is gone.
 
-        The marker of a later batch, which was not published, may then be gone, too.
+        If it is gone, the marker of a later batch, which was not published, may be gone, too.
         """
         return newest is not None and newest.is_written and self.last_batch < newest.batch
 
@@ -255,8 +256,8 @@ class TransactionalOutput:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
         now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
-        # The marker lacks a topic that was added to the pipeline since then: the
-        # topic's records are written now.
+        # The marker lacks a topic that was added to the pipeline after the batch was written. The
+        # records for this topic are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
         differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
         if differences := [*filter(None, differences)]:
@@ -445,7 +446,8 @@ def _queue(producer: Producer, *arguments: Any) -> None:
 def _arguments(topic: str, records: pa.RecordBatch, partitions: int) -> Iterator[tuple[Any, ...]]:
     """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
     columns = dict(zip(records.schema.names, records.columns, strict=True))
-    # The client chooses a partition by the key if it gets -1, and sets the current time if it gets 0.
+    # The client chooses the partition by the key if the partition is -1, and sets the current time
+    # if the timestamp is 0.
     chosen: Iterable[int] = repeat(-1)
     if "partition" in columns:
         numbers = np.asarray(pc.fill_null(columns["partition"], -1))

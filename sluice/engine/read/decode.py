@@ -213,7 +213,7 @@ class ValueDecoder:
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
-        # pydantic decides which texts are amounts.
+        # For the values of a pydantic model, pydantic has decided which texts are amounts.
         return None if self._has_models else contract_parts.amount_check(self.source.value_class)
 
     def _refuse_unreadable(self, raw: list[bytes | None], decoded: DecodedValues) -> None:

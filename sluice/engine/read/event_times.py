@@ -26,7 +26,8 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
 
 
 _EARLIEST_ASSUMED = 100_000_000_000
-"""March 1973, in epoch ms. A present time in seconds, read as milliseconds, is before this time, so it is invalid."""
+"""March 1973, in epoch ms. If the pipeline does not declare the unit of a time, milliseconds are
+assumed, and earlier times are invalid: a present time in seconds would be earlier."""
 
 
 def earliest_valid_time(decoder: ValueDecoder) -> int:

@@ -43,8 +43,8 @@ class TableReader(Reader):
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
-        # Some joins need the order of records. They read these tables as streams, too, and then
-        # only the reader of streams counts the records.
+        # Some joins need the order of records, so they read these tables as streams, too. The
+        # records are then counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
@@ -150,7 +150,7 @@ def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The state rows as rows for shards, sorted by their positions."""
+    """The state rows as rows for shards. The `path` of a row orders the changes of its key."""
     for batch in batches:
         columns = {name: batch.column(name) for name in ("key", "value")}
         columns |= {"target": batch.column("group_id"), "path": batch.column("position")}

@@ -21,8 +21,8 @@ def with_matching_topics(
 ) -> Job:
     """The job with the topics that match its patterns now, and the matching topics that a generation has read.
 
-    A topic that the generation `known` has read and that is gone stays in the job: the check of the sources reports it.
-    Raises the same errors as `matched_job`.
+    A topic that the generation `known` has read stays in the job even if it is gone, so that
+    `SourceIdentity.check` reports it. Raises the same errors as `matched_job`.
     """
     if not job.unmatched_patterns:
         return job

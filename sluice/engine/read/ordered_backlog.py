@@ -134,8 +134,8 @@ class Backlog:
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
         """The index's offsets, limited to the backlog.
 
-        A partition with an earlier timestamp of at least `time` gives the batch no records: their
-        sequences are at least `time`, too.
+        If a partition has had a timestamp of at least `time` before its position, the batch takes
+        no records from it: their sequences are at least `time`, too.
         """
         limited: dict[Partition, int] = {}
         for partition in self.partitions:
@@ -171,8 +171,9 @@ class Backlog:
                 spare -= int(reaching[0]) if len(reaching) else len(stretch.offsets)
             if spare < 0:
                 return None
-            # Usually the first record at the index's offset has the time that is sought. If it does not, the
-            # offset is that of a transaction's marker or of aborted records, so many records are read at once.
+            # Usually the first record from the index's offset on has a timestamp of at least
+            # `time`. Otherwise the offset belongs to a transaction's marker or to aborted records,
+            # so many records are read at once.
             count = _READ_AT_ONCE
         self._since = time
         return ends

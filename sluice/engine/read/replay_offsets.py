@@ -1,4 +1,4 @@
-"""Finds the offsets at which a rebuild or a replay begins and ends to read the topics."""
+"""Finds the offsets at which a rebuild or a replay starts and stops reading the topics."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def sources_from_topics(
 ) -> Iterator[SourcePartition]:
     """The topics' current partitions, each with the offset at which to begin.
 
-    That is the recorded first offset, or the offset of the first record that the topic still has if
-    this is later or nothing is recorded.
+    A partition begins at its recorded first offset. If nothing is recorded, or if the topic no
+    longer has this record, it begins at the first record that the topic still has.
     """
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():

@@ -1,4 +1,4 @@
-"""The task after the Kafka source: decodes the records of streams. Its base class also serves global tables."""
+"""The task after the Kafka source: decodes streams' records. `Reader` also serves global tables."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ class KafkaTimestamps:
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
                     with kafka_errors("Reading the records' timestamps", self.kafka):
                         raise KafkaException(error)
-                # A record after the backlog's end arrived after the run began. The next run reads
-                # it.
+                # The partition is read completely. A record after the backlog's end arrived after
+                # the run began, so it is left to the next run.
                 if error is not None or offset >= self.ends[partition] - 1:
                     complete.add(partition)
         # A client with assigned partitions would go on fetching records that nobody reads.

@@ -130,7 +130,8 @@ class ValueColumns:
             return _milliseconds(record_times)
         column = self.column(values, self.source.event_time)
         times = self._numbers_in_ms(column) if pa.types.is_integer(column.type) else _milliseconds(column)
-        # A record without a value, such as a tombstone, has no field.
+        # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
+        # used.
         if self.source.keeps_nulls:
             empty = pa.array([value is None for value in values], pa.bool_())
             times = pc.if_else(empty, _milliseconds(record_times), times)

@@ -79,7 +79,8 @@ class ArrowQuery:
             last = stages.last_tasks(number)
             tasks.append(Chain((RowBatchReader(side_outputs), stage, targets, *last)))
         state_types = StateTypes.of(stages, totals, inputs)
-        # The driver computes these steps, but without Spark it has only Arrow for them.
+        # The driver computes the steps between stores and outputs. Without Spark, it must compute
+        # them with Arrow.
         for changes in state_types.changes:
             if changes.why_spark:
                 raise NeedsSparkError(changes.why_spark)

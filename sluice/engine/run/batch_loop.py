@@ -155,8 +155,9 @@ class BatchLoop:
 
     def _repeat(self, plan: PlannedBatch) -> None:
         """Run a batch with the numbers of partitions that the topics had when it was first planned."""
-        # Windows wait for all partitions that a batch knows, so the repeated batch must know them. Topics that
-        # match a pattern and were found after the batch was planned have no partitions in it.
+        # Windows wait for all partitions that a batch knows, so a repeated batch must know the same
+        # partitions as before. Topics that match a pattern and were found after the batch was
+        # planned have no partitions in it.
         self._repartition(dict.fromkeys(self.query.job.matched_topics, 0) | plan.partitions)
         self.run(plan)
         self._repartition(self.partitions)

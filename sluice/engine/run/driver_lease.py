@@ -175,7 +175,8 @@ class Lease:
         # later.
         if silent >= self.patience.silence_s:
             return f"silent for {silent:.0f} s"
-        # A killed task leaves its driver running, and Airflow's retry works for the same run.
+        # If a task is killed, its driver may go on. Airflow's retry works for the same run, and
+        # waits for this driver, but not forever.
         if self._is_orphan(seen) and waited >= self.patience.orphan_s:
             return f"waited {waited:.0f} s for a driver of the same run"
         return ""
@@ -206,8 +207,8 @@ class Lease:
                     log.error("lease lost", epoch=self.epoch)
                     return
             except StateError as failed:
-                # The ledger's database may be restarting. If it stays down,
-                # another driver takes the lease over.
+                # The ledger's database may be restarting. If no renewal succeeds for `silence_s`,
+                # another driver can take the lease over.
                 log.warning("lease not renewed", why=failed.detail)
 
 

@@ -1,4 +1,4 @@
-"""Gives a new generation the recorded answers of the current one, so that a rebuild calls nothing again."""
+"""Gives a new generation the current generation's recorded answers, so that no call is repeated."""
 
 from __future__ import annotations
 

@@ -210,13 +210,15 @@ class JobRun:
         Why this order:
 
         1. The pipeline is compared with its state before anything is opened, because opening fences
-        other drivers. 2. The output's markers are read before the shards are prepared: they say
-        which batch was written last, so that a ledger or shards from an older backup are
-        recognized. 3. The shards are prepared before the tables outside Kafka are opened. If the
-        ledger is older than the shards, a shard refuses this driver, which then has not yet fenced
-        other drivers off from the tables. 4. The lease is checked after the tables are opened and
-        before the generation is registered. A driver that had lost its lease has just fenced off
-        its successor from the tables, and must not go on.
+           other drivers.
+        2. The output's markers are read before the shards are prepared. The markers say which batch
+           was written last, so that a ledger or shards from an older backup are recognized.
+        3. The shards are prepared before the tables outside Kafka are opened. If the ledger is
+           older than the shards, a shard refuses this driver, which has then not yet fenced other
+           drivers off from the tables.
+        4. The lease is checked after the tables are opened and before the generation is registered.
+           A driver that had lost its lease has just fenced off its successor from the tables, and
+           must not go on.
         """
         query, storage, output = setup.query, setup.query.storage, setup.output
         is_interrupted = setup.newest is not None and setup.planned is not None

@@ -19,7 +19,8 @@ log = structlog.get_logger()
 News = Literal["records", "partitions", "timers"]
 
 LONGEST_S = 3_600.0
-"""A run lingers for at most an hour, so that changes of the pipeline take effect before Airflow's time limit."""
+"""A run lingers for at most an hour. The next run loads the pipeline's file again, so that changes
+take effect, and no task reaches Airflow's time limit of two hours."""
 
 
 @dataclass
@@ -71,7 +72,8 @@ class Linger:
             return read_lag(self._admin, self.topics, positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
-        # A topic that is gone makes the run look again, too, and end with an error.
+        # The result is also true if a topic is gone. The run then looks for the topics again, and
+        # ends with an error.
         present = dict.fromkeys(self.partitions, 0)
         present |= {topic: len(ends) for topic, ends in lag.ends.items()}
         return present != dict(self.partitions)

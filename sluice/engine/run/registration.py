@@ -93,7 +93,11 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
 
 
 def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
-    """Each operator's name and definition: its number, and the steps that define the meaning of its states."""
+    """Each operator's name and its definition.
+
+    The definition consists of the operator's number and of the steps that define the meaning of its
+    states.
+    """
     for operator in job.operators:
         # A call or a look-up keeps only recorded answers, and each answer says itself what was
         # asked. So the answers stay valid if the steps change, and need no definition.

@@ -62,7 +62,8 @@ class StandbyCopies:
         except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
-        # A refresh reads the whole copy, so its time grows with the shard.
+        # A refresh reads the whole copy, so a larger shard takes longer. The pause before the next
+        # refresh grows with this time.
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 

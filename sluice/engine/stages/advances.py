@@ -58,8 +58,9 @@ class Advances:
     ) -> None:
         """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
 
-        Only complete rows advance stream time, except the stream time that both sides of a join share. `columns` are
-        the columns of the position, `time`, and perhaps `headers`.
+        Only complete rows advance stream time. The stream time that both sides of a stream join
+        share is an exception: all rows advance it. `columns` are the columns of the position,
+        `time`, and perhaps `headers`.
         """
         headers = columns.get("headers", pa.nulls(len(complete), pa.string()))
         chosen = [*(columns[name] for name in (*SORT_KEY, "time")), headers]
@@ -108,7 +109,8 @@ class Advances:
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     """The operators that need only their stream time after the batch, not at each position.
 
-    Their rows contain the stream times, and neither their own results nor those of a chained operator wait for one.
+    Their rows contain the stream times. None of their results waits for stream time, and no
+    operator is chained to them, whose results might wait.
     """
     operators = [*operators]
     followed = {operator.chained_to for operator in operators}
@@ -173,14 +175,15 @@ class ReportAdvances:
         has_value = boolean_mask(rows.column("has_value"))
         is_old = boolean_mask(rows.column("old"))
         # A table's change advances stream time once. Its old value directly precedes its new value
-        # and has the same time. A deleted row has only the old value.
+        # and has the same time, so an old value that the next row replaces is left out. A deleted
+        # row has only the old value.
         complete = ~is_replaced(rows, is_old)
         if edge.requires_key:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
-        # A filtered table sends no tombstone for a row that has never passed the filter. In Kafka
-        # Streams, this is no update, so it does not advance stream time.
+        # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
+        # filter. So a tombstone advances stream time only if it replaces a value.
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)

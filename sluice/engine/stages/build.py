@@ -191,7 +191,7 @@ def _call(action: plan.Call, step: str) -> Operator[Any]:
 
 
 def _lookup(action: plan.TableLookup, step: str, connection: Connection) -> Operator[Any]:
-    # Imported only if it is needed: SQLAlchemy takes a second.
+    # Imported only if it is needed, because importing SQLAlchemy takes a second.
     from sluice.lookups.database_table import DatabaseTable
 
     table = DatabaseTable(action.table, connection, action.returns.value, step)

@@ -190,8 +190,9 @@ class ColumnAggregation:
         The states of the rows' keys have been loaded.
         """
         table = pa.table(dict(batch.columns))
-        # The record that last updates a sliding window may not be in the window, but right before it. A result needs
-        # this record's headers.
+        # A result needs the headers of the record that last updates its window. For a sliding
+        # window, this record may be right before the window instead of in it. This class does not
+        # find such a record, so the operator processes the rows.
         follows_updates = isinstance(self.window, SlidingWindow) and self._sends_headers(table)
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
@@ -265,9 +266,10 @@ class ColumnAggregation:
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
-        """The begin and the end of each held window on the line.
+        """The places on the line at which held windows begin, and at which they end.
 
-        Records near this span are in the window's neighbourhood.
+        Records near a held window are in its neighbourhood. Both arrays are empty for windows whose
+        bounds do not depend on other windows.
         """
         starts = line.places(held.keys, held.starts)
         match self.window:
@@ -367,7 +369,7 @@ def _ranks(table: pa.Table) -> Numbers:
 def _latest_before(batch: OperatorRows) -> Times:
     """The stream time before each row.
 
-    Each of several cogrouped streams has its own. The time of the stream that is ahead counts,
+    Each of several cogrouped streams has its own stream time. The stream that is ahead counts,
     because this stream may have made the operator forget windows already.
     """
     times = batch.stream_times

@@ -89,7 +89,11 @@ class ForeignKeyMoves:
 
 
 def _is_moved(rows: pa.Table) -> Mask:
-    """Whether each row of a foreign-key join's left table is MOVED."""
+    """Whether each row of a foreign-key join's left table gets the side MOVED.
+
+    This depends on the other value of the row's change: whether it has the same foreign key,
+    another one or none.
+    """
     old = boolean_mask(rows.column("old"))
     keyed = boolean_mask(rows.column("key").is_valid())
     valued = boolean_mask(rows.column("value").is_valid())

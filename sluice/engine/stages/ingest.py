@@ -38,7 +38,7 @@ from sluice.values.row_order import END_OF_RECORD
 
 @dataclass(kw_only=True)
 class _TaskResults(TaskResults):
-    """What a task of a batch has collected: results, windowed records and advances of times."""
+    """What a task of a batch has collected: results, windowed records, advances of stream time."""
 
     windowing: Windowing
     windowed: WindowedRecords
@@ -108,8 +108,8 @@ class Ingest:
                 yield from self._rows(batch, task)
         if task is not None:
             yield from task.windowed.rest()
-            # If an operator's topics had records, all workers run it: a timer may be
-            # due, or a partition may be idle.
+            # An operator's report goes to every worker, which therefore runs the operator, even
+            # without rows for it: a timer may be due, or a partition may be idle.
             topics = {topic for topic, _ in task.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
             with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]

@@ -75,7 +75,7 @@ class Stages:
         return (*columns, tuple(paths)) if paths else columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
-        """The columns of the edges from a stage; also records the types of their values."""
+        """The columns of the edges from a stage. Also records the types of the edges' values."""
         edges = self.job.edges_from(stage)
         values: list[Column] = []
         for edge in edges:

@@ -257,7 +257,7 @@ class StageOutput:
     def _release_path(self, released: Released, rank: int | None) -> bytes:
         """The path of results that are sent because time has advanced.
 
-        `rank` replaces the time at which the results were due.
+        If given, `rank` takes the place of the time at which the results were due.
         """
         assert self.operator is not None
         sequence, _, row_path = self.position

@@ -53,8 +53,9 @@ class Pickled:
     file: str
     data: bytes
     name: str = ""
-    """Set for a module's Struct or Enum, which are pickled by name. Pickled by value, a Struct would lose its fields,
-    and an Enum would have other members than the Enum in the Structs' fields."""
+    """The name of a class that is pickled by name, such as a module's Struct or Enum; otherwise
+    empty. Pickled by value, a Struct would lose its fields, and an Enum would have other members
+    than the Enum in the Structs' fields."""
 
     @classmethod
     def of(cls, value: Any) -> Pickled:

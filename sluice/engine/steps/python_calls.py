@@ -38,12 +38,12 @@ Function: TypeAlias = Callable[
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """Name under which SQL calls it → a Python function of the job, which takes many records."""
+    """Name in SQL → a Python function of the job. The function takes many records."""
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
 def calls_of(job: Job) -> dict[str, Call | BatchCall]:
-    """Name under which SQL calls it → how a Python function of the job is called."""
+    """Name in SQL → how a Python function of the job is called."""
     calls: dict[str, Call | BatchCall] = {}
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
@@ -163,7 +163,7 @@ class BatchCall(_Calls):
     def _outcomes(self, texts: list[str]) -> list[Outcome]:
         """Call the function with these values.
 
-        If it fails, call it with each half of them, and so on.
+        If the call fails, call the function with each half of the values, and so on.
         """
         # The function is loaded outside of the `try`, because an error while loading it must not
         # reject a record.

@@ -213,8 +213,9 @@ class Aggregate(Timeless, Aggregation):
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None if a function fails; no state has changed then. The caller then processes the
-        rows one by one, and rejects only the row that fails.
+        Returns None, without a change of any state, if a function fails, or if the rows must be
+        processed one by one. The caller then processes them one by one, and rejects only a row that
+        fails.
         """
         if self.retracts or self.history_ms is not None:
             return None

@@ -1,8 +1,8 @@
 """Aggregate functions over many windows at once: counts, sums, averages, minima and maxima of numbers, and picks.
 
-A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their order. The other
-functions do not depend on it, and no record can fail. The results equal those of `Functions`, which adds one record
-after the other.
+A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their
+order. The other functions do not depend on this order. None of the functions can fail for a record.
+The results equal those of `Functions`, which adds one record after the other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from sluice.operators.exact_sums import Exact
 
 _LARGEST = 1 << 62
 _LARGEST_DOUBLE = 1e300
-"""If the absolute values of the doubles add up to less, no sum of some of them is larger than any double."""
+"""If the absolute values of the doubles add up to less, any sum of some of the doubles fits a
+double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
 """The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
@@ -187,7 +188,8 @@ class ColumnFunctions:
     def of(cls, calculation: Calculation, *, in_order: bool) -> Self | None:
         """The functions of a calculation; None if it has a function that needs one record after the other.
 
-        `in_order` is true if `aggregates` gets the order of the records, so that values can be picked by it.
+        `in_order` is true if `aggregates` gets the order of the records, by which functions can
+        pick a value.
         """
         if not isinstance(calculation, Functions):
             return None
@@ -274,7 +276,7 @@ def _argument(accumulator: Accumulator, column: Sequence[Any]) -> Arguments:
 
 
 def _decimal_argument(is_given: Mask, column: Sequence[Decimal | None]) -> Arguments:
-    """Decimals as integers. Raises NumbersTooLargeError if they have different numbers of decimal places."""
+    """Decimals as integers. Raises NumbersTooLargeError if the numbers of decimal places differ."""
     exponents = {int(value.as_tuple().exponent) for value in column if value is not None}
     exponent = exponents.pop() if exponents else 0
     if exponents or exponent not in _PLAIN_EXPONENTS:
@@ -310,7 +312,8 @@ def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Argument
 def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Numbers) -> list[Any]:
     """The accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
     count = len(column)
-    # Of several records with the largest rank, the last one is picked.
+    # Each record has a rank, which is larger for a better value. Of the records with the largest
+    # rank, the last one is picked, or the first one for `first`.
     if isinstance(accumulator, ByOrder):
         orderings = [None if value is None else value.y for value in column]
         different = sorted({each for each in orderings if each is not None}, reverse=accumulator.better is operator.lt)

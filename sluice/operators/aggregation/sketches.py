@@ -223,7 +223,7 @@ _SHIFT = 1 << 20
 
 
 def _bin(value: Any) -> int:
-    """The number of a value's bin. Bins have the order of their values."""
+    """The number of a value's bin. A larger value never has a smaller number."""
     if not value:
         return 0
     number = math.ceil(math.log(abs(value)) / math.log(_GAMMA)) + _SHIFT
