@@ -1,7 +1,7 @@
 """What only Airflow's database knows about failures: full pools, paused DAGs, runs that were marked as failed.
 
-The overview shows it at once. Airflow's API server also looks every `PERIOD_S`, and notes it in the
-ledger, for `sluice status` and the metrics.
+The overview reads Airflow's database at each request. In addition, Airflow's API server reads it
+every `PERIOD_S` seconds, and notes the causes in the ledger, for `sluice status` and the metrics.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ log = structlog.get_logger(__name__)
 def explained(failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None) -> list[Failure]:
     """The failures of a pipeline with what Airflow's database knows about them.
 
-    Adds that the pipeline's task waits for a slot, or that its run was marked as failed, if nobody
-    has recorded it.
+    If the pipeline's task waits for a slot, or if its run was marked as failed, and `failures` does
+    not contain this yet, adds a failure that says so.
     """
     found: list[Failure] = []
     for failure in failures:
@@ -59,7 +59,7 @@ def _is_long(waits: PoolWait, now: datetime) -> bool:
 
 
 def _slot(failure: Failure, dag: DagState) -> Failure:
-    """Why Airflow does not start the run."""
+    """The failure, with the reason why Airflow does not start the run."""
     general = not_started(failure.pipeline, failure.at)
     detail, next_step = general.detail, general.next_step
     if dag.waits is not None:
@@ -72,7 +72,7 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
 
 
 def _overdue(failure: Failure, dag: DagState) -> Failure:
-    """Why no run reads the records."""
+    """The failure, with what to do so that a run reads the records."""
     next_step = Overdue.next_step
     if dag.paused:
         next_step = f"Its DAG is paused, so no run starts. Unpause the DAG {failure.pipeline} in Airflow."
@@ -82,7 +82,10 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
 
 
 def _run(failure: Failure, dag: DagState) -> Failure:
-    """Whether Airflow repeats the run. A process that was killed could not note this itself."""
+    """The failure, with whether Airflow repeats the run.
+
+    The run's own process notes this, too, unless it was killed.
+    """
     run = dag.last_run
     is_same = run is not None and failure.run.startswith(f"{failure.pipeline}/{run.run}/")
     if not is_same or failure.is_lasting or dag.attempts_left is None:
@@ -111,12 +114,12 @@ def _marked(dag: DagState) -> str:
 
 
 def note_causes(ledger: Ledger, runs: Runs) -> None:
-    """Note in the ledger what Airflow's database knows about its failures."""
+    """Add to the failures in the ledger what Airflow's database knows about them."""
     recorded: dict[str, list[Failure]] = {}
     for failure in ledger.failures.all():
         if failure.kind in _EXPLAINED:
             recorded.setdefault(failure.pipeline, []).append(failure)
-    # Without such a failure, which is the usual case, Airflow's database is not asked.
+    # Usually, the ledger has no failure of these kinds. In this case, Airflow's database is not asked.
     dags: Mapping[str, DagState] = runs.dags() if recorded else {}
     for pipeline, failures in recorded.items():
         if pipeline in dags:

@@ -35,8 +35,8 @@ name even so."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
-"""Matches the connection's name at the beginning of an error of librdkafka. Its group is the
-broker's host and port."""
+"""Matches the connection's name at the beginning of an error of librdkafka. The group of this
+regular expression matches the broker's host and port."""
 _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
 """Matches the connection's name and the duration that librdkafka adds before and after an error's
 reason."""
@@ -57,9 +57,8 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
     """A producer with a connection's settings, and with the settings in `own`, which take precedence.
 
-    It sends a key to the same partition as Java's clients do. Kafka Streams, and Java programs that
-    write the same topic, then have the key in this partition too. librdkafka's own partitioner
-    would choose another partition.
+    The producer sends a key to the partition to which Kafka Streams and other Java programs send it.
+    librdkafka's own partitioner would choose another partition.
     """
     with configuration_errors():
         return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})

@@ -140,8 +140,8 @@ class DeadLetter:
     def is_original(self) -> bool:
         """Whether the dead letter has the key, value and headers of the rejected record.
 
-        The dead letter of a failed step may have the step's input instead, and of a dead letter
-        that was too large, parts were left out.
+        The dead letter of a failed step may have the step's input instead. A dead letter that would
+        have been too large lacks some parts of the record.
         """
         return not (self.header("step") or self.header("left_out"))
 
@@ -238,7 +238,10 @@ def redrive_markers(
     pipeline: str,
     topic_id: str,
 ) -> dict[tuple[int, int], Marker]:
-    """The markers of the dead-letter topic with this id, by the dead letter's partition and offset."""
+    """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
+
+    Only for dead letters in the dead-letter topic with the id `topic_id`.
+    """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
     markers: dict[tuple[int, int], Marker] = {}

@@ -205,8 +205,8 @@ def _send(
             )  # fmt: skip
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
-            # Stop at the first error: the client then keeps the other records, and `flush` would
-            # wait in vain.
+            # Stop at the first error. After an error, the client does not send the other records, so
+            # `flush` would wait for them in vain.
             pass
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:

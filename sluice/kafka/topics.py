@@ -61,7 +61,7 @@ _ONE_RECORD: dict[str, str | int | bool] = {
     "fetch.wait.max.ms": 10,
 }
 _WAIT_S = 0.02
-"""A read of fewer than `_AT_ONCE` records always takes this long."""
+"""How long a call waits for `_AT_ONCE` records. If fewer records are left, it takes this long."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: froz
 
 
 def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
-    """The first offset of a partition, and the next one. Waits until a broker leads a partition that is new."""
+    """The first offset of a partition, and the offset that its next record will get.
+
+    If the partition is new, waits until a broker leads it.
+    """
     until = time.monotonic() + timeout_s
     while True:
         try:
@@ -196,8 +199,8 @@ def read_topic(
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
-                # After its queue of records was full, the client would wait a second before it
-                # fetches again.
+                # By default, the client waits a second before it fetches again after its queue of
+                # records was full.
                 "fetch.queue.backoff.ms": 5,
                 # How long the broker waits before it reports the end of a partition.
                 "fetch.wait.max.ms": 10,

@@ -1,4 +1,4 @@
-"""The connection to a database in which records are looked up: the driver of a run sends it to Spark's tasks."""
+"""The connection to a database in which records are looked up. The driver of a run sends it to Spark's tasks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ from sluice.values.stored_values import has_models
 
 
 def _whole_number(key: str) -> int:
-    """The number with this text. Raises ValueError for another text of the number, such as 007: it is another key."""
+    """The number that a key's text stands for.
+
+    Raises ValueError for a text such as 007, because as a key, it differs from the text 7.
+    """
     number = int(key)
     if str(number) != key:
         raise ValueError
@@ -106,7 +109,8 @@ class DatabaseTable:
             # The database fills the values of a CHAR column with blanks, and ignores them when it compares.
             own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
             if own not in wanted:
-                # For example, the database compares without case. Only the database knows which key it means.
+                # The database has found this value although it equals none of the keys, for example
+                # because it compares without case. Sluice does not know for which key it was found.
                 raise self._error(f"takes the {self.table.column} {value!r} in {self.table.table} for another key")
             by_value.setdefault(own, []).append(row)
         return {key: self._row(by_value[value], key) for key, value in values.items() if value in by_value}
@@ -184,7 +188,7 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read has a connection of its own: none stays open while a run waits for records.
+    # Each read opens and closes a connection, so that none stays open while a run waits for records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 

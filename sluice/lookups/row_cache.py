@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 Row = str | BaseException | None
-"""A row as JSON, why it cannot be used, or None for a key without a row."""
+"""A row as JSON, or the exception that says why the row cannot be used; None for a key without a row."""
 
 
 @dataclass
@@ -40,7 +40,10 @@ class RowCache:
         return cached, missing
 
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
-        """Cache the rows of keys, read at a time of the clock. The rows that were not used for longest make room."""
+        """Cache the rows of keys, which were read at the time `read_at` of the clock.
+
+        If there are more than `size` rows, removes those that have not been used for the longest time.
+        """
         with self._lock:
             for key in keys:
                 self._rows[key] = read_at, rows.get(key)

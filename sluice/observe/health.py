@@ -17,7 +17,7 @@ from sluice.state.ledger.failures import FAILED_KINDS, WAITING_KINDS, Failure
 from sluice.values.phrases import counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
-"""The health of a pipeline with which something is wrong, from the worst to the least."""
+"""The health of a pipeline with which something is wrong. The worst comes first."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 _NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
@@ -115,7 +115,10 @@ def severity(kinds: Collection[FailureKind]) -> int:
 
 
 def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """Failures that say the same about several pipelines together; the worst first, then by pipeline."""
+    """The failures in lists, each of which has the failures that say the same about several pipelines.
+
+    The lists with the worst failures come first. Equally bad ones are sorted by pipeline.
+    """
     causes: dict[tuple[str, ...], list[Failure]] = {}
     for failure in sorted(failures, key=lambda failure: (severity({failure.kind}), failure.pipeline)):
         cause = failure.kind, failure.host, failure.title, failure.detail, failure.next_step

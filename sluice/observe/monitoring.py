@@ -45,7 +45,7 @@ class LedgerFigures:
     measurements: Mapping[str, Sequence[Measurement]]
     """Pipeline → its totals, and the newest values of its other measurements."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
-    """Current generation → its batches that retention has not removed."""
+    """Current generation → the oldest and the newest of its batches that retention has not removed."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:

@@ -106,7 +106,7 @@ class ChangedStores:
                 return self._promote(ledger, lease, state, part)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        """The lease of the current generation, when no run holds it."""
+        """The lease of the current generation. Waits until no run holds it."""
         return current_lease(ledger, self.job.pipeline.name, self._holder, BETWEEN_RUNS)
 
     @property
@@ -239,8 +239,8 @@ class ChangedStores:
             # The workers of the computed generation may have moved since it was begun.
             part = ComputedStores(part.job, computed)
         ref = ledger.generations.new(old.pipeline)
-        # Topics that match a pattern are in the order in which runs have found them. The new
-        # generation keeps this order, because the kept state comes from those runs.
+        # The topics that match a pattern are numbered in the order in which runs have found them. The
+        # new generation continues from the state of these runs, so each topic must keep its number.
         new = structs.replace(self._info(ledger, self.job, ref.generation), topics=old.topics)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as new_lease:

@@ -39,7 +39,8 @@ from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
-"""Suffixes of an operator's name in the names of its stream times."""
+"""What follows an operator's name in the names of its stream times: `.any` for all of its rows, `.0`
+and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class _Group:
 
     number: int
     inputs: tuple[_Input, ...]
-    """The groups of the earlier generation from which values come: several if stores whose rows were
-    separate there now share rows."""
+    """The groups from which the values come. There are several if stores share rows now whose rows
+    were separate before, or if some stores are kept and others computed."""
     columns: tuple[tuple[int, int], ...]
     """For each store: the index in `inputs` of the group from which its value comes, and its column
     in that group."""

@@ -332,8 +332,8 @@ class Rebuild:
         backup. They are returned as one batch, which has the last batch's number and the records of
         all these batches.
         """
-        # A driver that has not noticed the loss of its lease could write another batch after the
-        # markers were read.
+        # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
+        # has not noticed the loss of its lease could write another batch after the markers were read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
@@ -567,8 +567,8 @@ def drop_other_generations(
     """
     name = job.pipeline.name
     for generation in ledger.generations.numbers(name):
-        # The ledger goes first: once it has forgotten the generation, no other driver can promote
-        # it.
+        # The ledger forgets the generation before its shards are removed, so that no other driver can
+        # promote a generation without shards.
         ref = GenerationRef(name, generation)
         if generation != lease.generation and ref not in but:
             ledger.generations.forget(ref, lease)

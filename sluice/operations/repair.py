@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RepairingRun:
-    """A run of a pipeline's current generation. It restores damaged state first."""
+    """A run of a pipeline's current generation, which restores damaged state before it reads records."""
 
     spark: Starting
     job: Job
@@ -41,9 +41,10 @@ class RepairingRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        If no standby has the state, raises DamagedState if the state is damaged and the topics no
-        longer have all of its records, and Unreachable if a state server does not answer, because
-        the server's shards may be intact.
+        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer have
+        all of its records. Raises Unreachable if a state server does not answer and no standby has
+        the state. The state is not restored from the topics in this case, because the server's
+        shards may be intact.
         """
         run = JobRun(
             self.spark,

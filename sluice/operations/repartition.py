@@ -85,8 +85,8 @@ def repartition(
             workers += (WorkerInfo(pipeline=name, generation=ref.generation, number=number, location=address),)
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
-        # A driver that does not know that it has lost the lease could still write a batch, which
-        # the new generation would write again.
+        # Fence off other drivers. A driver that does not know that it has lost the lease could still
+        # write a batch, which the new generation would write again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
         for database in databases_of(job, settings).values():

@@ -28,9 +28,10 @@ Notify = Callable[..., Awaitable[object]]
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
-    """The alert on a run that has not succeeded `deadline_ms` after it was queued: it checks the data.
+    """The alert that Airflow calls if a run has not succeeded `deadline_ms` after it was queued.
 
-    `notify` is the import path of an async function, which is called if the data are too old.
+    The alert checks how old the data are. `notify` is the import path of an async function, which is
+    called if they are too old.
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(
@@ -103,7 +104,8 @@ def _note_if_old(
 ) -> str:
     with Ledger.open(configuration.ledger) as ledger:
         newest = ledger.snapshots.latest(pipeline)
-        # A run that lingers publishes without ending, and another run may have published meanwhile.
+        # The data are new. A run that lingers has published without ending, or another run has
+        # published meanwhile.
         if newest is not None and newest.published_at >= since:
             return ""
         late = Overdue(_detail(why, newest))

@@ -1,8 +1,9 @@
-"""The facts of all pipelines in a folder, kept in SLUICE_HOME so that Airflow does not import every file every 30 s.
+"""The facts of all pipelines in a folder (see `dag_facts`), kept in SLUICE_HOME.
 
-A file is imported again when its content, the content of a module or file that it reads, or an
-environment variable that it reads has changed; with another version of Sluice or Python; and after
-an hour, because a file can depend on something that is not recorded, such as the time.
+Without them, Airflow would import every file every 30 s. With them, a file is imported again in
+two cases. The first is that its content, a module, file or environment variable that it reads, or
+the version of Sluice or Python has changed. The second is that its facts are 30 to 60 minutes old,
+because a file can depend on something that is not recorded, such as the time.
 """
 
 from __future__ import annotations

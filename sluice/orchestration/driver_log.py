@@ -107,4 +107,4 @@ def _titles(error: type[SluiceError]) -> Iterator[str]:
 
 
 _OWN_ERRORS = tuple(f"{title}: " for title in _titles(SluiceError))
-"""How a line begins that says why the driver has ended: with the title of an error."""
+"""The beginnings of lines that say why the driver has ended. Each is the title of an error."""

@@ -53,7 +53,7 @@ ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop"
 LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
 """Parameter of a run → its smallest and largest value."""
 POINTS = ("from", "until")
-"""The parameters of a replay."""
+"""The parameters that say where a replay begins and ends."""
 
 
 class SluiceOperator(SparkSubmitOperator):
@@ -244,7 +244,7 @@ class SluiceOperator(SparkSubmitOperator):
         return AirflowFailException(text) if failure.is_lasting else AirflowException(text)
 
     def _note_ended(self, context: Context) -> None:
-        # If an earlier try has recorded an error, that error says more, so it is kept.
+        # If an earlier attempt has recorded an error, that error says more, so it is kept.
         self._note_failure(context, None, EngineError("Airflow ended the run."))
 
     def _note_failure(self, context: Context, started_at: datetime | None, error: SluiceError) -> None:

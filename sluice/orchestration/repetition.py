@@ -27,8 +27,8 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 10.0, 300.0
 class AttemptEnded(AirflowException):
     """Airflow has ended an attempt.
 
-    This process does not know why: if somebody has marked the run as failed, Airflow does not
-    repeat it, which Airflow's API server finds out.
+    This process does not know why. If somebody has marked the run as failed, Airflow does not repeat
+    it. Airflow's API server finds this out (`api.airflow_causes`).
     """
 
 
@@ -49,7 +49,7 @@ class Repetition(RetryPolicy):
         max_tries: int,
         context: Context | None = None,
     ) -> RetryDecision:
-        """Decide about an attempt that has failed; Airflow's tries are numbered from 1."""
+        """Decide whether and when an attempt that has failed is repeated. `try_number` counts from 1."""
         left = max(max_tries + 1 - try_number, 0)
         delay = delay_after(try_number)
         if context is not None:
@@ -74,8 +74,8 @@ def delay_after(try_number: int) -> timedelta:
 def run_name(context: Context) -> str:
     """The run's name in the ledger: DAG/RUN/TASK.
 
-    All tries share the name, so that a retry recognizes a driver of an earlier try that is still
-    running.
+    All attempts share the name, so that a retry recognizes a driver of an earlier attempt that is
+    still running.
     """
     task = context["ti"]
     return f"{task.dag_id}/{task.run_id}/{task.task_id}"

@@ -36,7 +36,7 @@ _LONGEST_BACK_OFF_S = 3_600.0
 _TEXT_SECONDS = 10.0
 """The shortest time between two changes of a failure's text."""
 _NOTICEABLE_S = 2.0
-"""A time that the ledger has is changed if it is off by more than this."""
+"""The time of the next run in the ledger is corrected if it is wrong by more than this."""
 
 log = structlog.get_logger(__name__)
 
@@ -189,7 +189,7 @@ class DueTimers:
 
 @dataclass
 class DriverWatch:
-    """Detects whether a pipeline's driver is running: it holds and renews the pipeline's lease."""
+    """Detects whether a pipeline's driver is running. A running driver holds the lease and renews it."""
 
     silence_s: float
     """How long a lease counts as held after its last renewal."""
@@ -221,10 +221,11 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
-    ledger stores the offsets that have been read, and when. A restarted triggerer therefore fires
-    only for unread records. It waits until `min_interval_seconds` after the beginning of the last
-    run that published something. The trigger does not fire while a driver works on the pipeline:
-    the driver may linger and read the records itself.
+    ledger has the offsets up to which runs have read, and the times at which runs began. After its
+    triggerer was restarted, the trigger therefore fires only for unread records, and not before
+    `min_interval_seconds` have passed since the last run that published something began. It does not
+    fire while a driver works on the pipeline, because the driver may linger and read the records
+    itself.
 
     If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It
     also records in the ledger that the pipeline waits for its input, until the input is back.
@@ -366,7 +367,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(_change_failure, known, detail=failure.detail)
 
     def _may_change_text(self) -> bool:
-        """Whether the text of a failure may change now, which would be too often if each new record changed it."""
+        """Whether the text of a failure may change now. Without this limit, each new record would change it."""
         now = time.monotonic()
         if now < self._next_text:
             return False

@@ -62,13 +62,14 @@ class _Round:
 class Watch:
     """Reads the broker and the ledger at most once per `poll_seconds` for all its triggers.
 
-    A round takes one request for the end offsets of all their topics, and three queries of the
-    ledger, however many triggers there are.
+    Each time, it asks the broker for the offsets of all their topics together, and sends the ledger
+    three queries, however many triggers there are.
     """
 
     def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
         self._kafka_config_id = kafka_config_id
-        # Triggers look at about the same time, so half a period is long enough to share a round.
+        # Triggers look at about the same time, so all of them get the same result if it is kept for
+        # half a period.
         self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
         self._topics: dict[object, frozenset[str]] = {}
         self._admin: AdminClient | None = None

@@ -1,7 +1,7 @@
 """Queries of stores: choose a snapshot, ask its workers, combine their results.
 
-A look-up asks the key's owner; other queries ask all workers concurrently. All read one pinned
-snapshot.
+A look-up of a key asks only the worker that owns the key. Other queries ask all workers
+concurrently. Each query is pinned to one snapshot, and reads only this snapshot.
 """
 
 from sluice.answers import WorkerStatus

@@ -16,8 +16,9 @@ _RUN, _NEWEST, _STANDBY = "run:", ".newest", "standby"
 """The forms of a read point besides a snapshot's id and a time: run:NAME, GENERATION.newest and
 standby."""
 _INTEGER, _BIGINT = 2**31 - 1, 2**63 - 1
-"""The largest numbers in the ledger's INTEGER and BIGINT columns, and so of Kafka's partitions and
-offsets."""
+"""The largest numbers of the SQL types INTEGER and BIGINT. The ledger stores the numbers of
+generations as INTEGER and those of batches as BIGINT. Kafka's partitions and offsets have the same
+limits."""
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _LONGEST = 30
 """Texts with more digits than this are rejected without parsing, because Python takes long to parse
@@ -182,7 +183,8 @@ def _number(text: str, most: int) -> int | None:
 
 def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, int]) -> NoReturn:
     """Raise Gone if the requested generation and batch are older than all kept snapshots, and NotFound otherwise."""
-    # The caller has cached `newest`. It may have been removed meanwhile, and must not be named.
+    # `newest` is from the caller's cache. Retention may have removed this snapshot since, and the
+    # error must only name snapshots that are kept, so the newest snapshot is read again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
     oldest = ledger.snapshots.oldest(newest.pipeline) or newest
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."

@@ -22,11 +22,11 @@ _RENEWAL = 0.8
 """A query renews a cached result in the background after this share of the result's lifetime."""
 
 FRESH_SECONDS = 0.05
-"""Seconds for which a result from the ledger counts as current. A query that begins later sees a
-new snapshot."""
+"""For how many seconds a result from the ledger counts as current. A query that begins more than
+this time after a snapshot was published therefore sees that snapshot."""
 _SELDOM = 20
-"""The cached stores and placements stay current for this many times `FRESH_SECONDS`, unless a
-snapshot is published."""
+"""The cached lists of stores and generations count as current for this many times `FRESH_SECONDS`.
+The generation that queries of a pipeline use is also read again with each new snapshot."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Cached:
 
 
 class PipelineSnapshot:
-    """A pipeline's snapshot, with pins of the stores that it holds."""
+    """A pipeline's snapshot. Keeps one pin for each store that a query has asked for."""
 
     def __init__(self, snapshot: Snapshot, generation: GenerationInfo) -> None:
         self.snapshot = snapshot

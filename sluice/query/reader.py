@@ -37,7 +37,7 @@ T = TypeVar("T")
 MAX_ENTRIES = 100_000
 """Limit of the number of entries in a result."""
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
-"""A query that every shard can execute."""
+"""A query that every shard can execute. It is sent to find out whether a worker is available."""
 MANY = 2_000
 """More entries than this are merged in another thread, so that the merge does not block the event loop."""
 
@@ -63,7 +63,8 @@ class Reader:
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
-            # A snapshot that retention has removed looks like a snapshot without the key.
+            # If retention has removed the snapshot, its row for the key may be gone, too. A missing row
+            # then does not mean that the key had no value.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
             return Answer(pin, (status,), [])
         return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
@@ -156,7 +157,7 @@ class Reader:
         _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.name)
         cached = self._counts.get(store)
-        # Counting a store takes as long as scanning it, and its snapshot never changes.
+        # Counting a store takes as long as scanning it. At one snapshot, the count never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
             return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.query_fields, within))

@@ -14,7 +14,7 @@ def time_text(ms: int) -> str:
 
 
 def parse_time(name: str, text: str | None) -> int | None:
-    """Parse epoch milliseconds, or ISO 8601 (UTC without a zone).
+    """Parse epoch milliseconds, or an ISO 8601 time. A time without a zone is in UTC.
 
     Raises QueryError, which names the parameter.
     """

@@ -27,8 +27,8 @@ error arrives first."""
 LOOKUP_SECONDS = 2.0
 """Time limit of a look-up at a worker whose standby can answer it instead."""
 PAUSE_SECONDS = 1.0
-"""How long a worker receives no queries after a query has exceeded its time limit, or a standby has
-answered it."""
+"""How long a state server gets no queries after it has exceeded the time limit of a query, or after
+a standby has answered in its place."""
 OPEN_SECONDS = 60.0
 """How long a worker's connections stay open without a query; longer than any query takes."""
 
@@ -64,9 +64,9 @@ class OpenWorkers(Generic[W]):
         self._checked = clock()
 
     def get(self, key: Hashable) -> W | None:
-        """The open worker with this key; None if it is not open, so that the caller adds it.
+        """The open worker with this key, which counts as used now.
 
-        The worker counts as used now.
+        None if no worker with this key is open. In this case, the caller opens it and calls `add`.
         """
         self._used[key] = self._clock()
         return self._workers.get(key)
@@ -97,8 +97,8 @@ class OpenWorkers(Generic[W]):
 class Workers:
     """The connections to the workers of all pipelines.
 
-    `served` takes the address of a shard. If the state server of this process serves the shard, it returns the
-    address at which the process can open it directly, else None.
+    `served` takes a worker that has a state server. It returns the address at which this process can
+    open the worker's shard directly, or None if another process is that state server.
     """
 
     def __init__(
@@ -146,7 +146,8 @@ class Workers:
         """The worker's own result, as a list with one element (empty if it is unavailable), and the worker's status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
-        # The token must reach only servers that are registered in the ledger.
+        # A request to a state server contains the token, which must reach only servers that are
+        # registered in the ledger.
         if not info.server and info.location.startswith("http"):
             return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
         if self._paused and info.server in self._paused:

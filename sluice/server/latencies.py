@@ -37,7 +37,7 @@ class Latencies:
         """The kind of request, and the first digit of the response's status → the durations."""
 
     def measurements(self) -> Iterator[Measurement]:
-        """The histogram of all requests."""
+        """The histograms of all requests, one for each kind of request and class of status."""
         for (asked_for, status), histogram in self._histograms.items():
             labels = (("for", asked_for), ("status", f"{status}xx"))
             for bound, count in zip_longest(SECONDS, histogram.counts):

@@ -159,8 +159,9 @@ class DeltaSink:
             if published is not None:
                 self._require_complete(published, version, state)
             at = None if published is None else published.batch
-            # Rows with a key replace each other. Appended rows may be in the table already after a
-            # restore or a rebuild, unless the table's last batch is the last published batch.
+            # A row with a key replaces the earlier row of this key. A row without a key is appended.
+            # After a restore or a rebuild, the rows to append may be in the table already, unless the
+            # table's last batch is the last published batch.
             is_of_published_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
             may_repeat = False
             if target.table.key is None and not is_of_published_batch:
@@ -458,7 +459,11 @@ class DeltaSink:
         return self.spark._jsparkSession
 
     def _jvm(self, name: str) -> Any:
-        """A class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
+        """A class of the JVM.
+
+        It is looked up by its whole name, because py4j would search all jars for each part of a
+        dotted path.
+        """
         return getattr(self.spark.sparkContext._jvm, name)
 
     @contextmanager
@@ -478,7 +483,8 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, and does not write it.
+    # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write a
+    # column with such a type.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:

@@ -46,7 +46,7 @@ _FOLDED = {
 }
 """Types of which two values with different texts can be equal, or that cannot be compared."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
-"""Types whose values Sluice passes on as text, and PostgreSQL rounds if the type has a precision."""
+"""Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a precision."""
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
 """Types that a field of type STRING does not fit."""
 
@@ -156,8 +156,9 @@ def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
 
 
 def _json(_: Any, json: bytes) -> str:
-    # \u0000 is the character only if the number of backslashes before it is even. Otherwise, its
-    # own backslash is escaped, and the text has a backslash and "u0000".
+    # In JSON, \u0000 stands for the character U+0000 only if an even number of backslashes comes
+    # before it. After an odd number, its own backslash is escaped, and the text has a backslash and
+    # "u0000".
     if re.search(rb"(?<!\\)(\\\\)*\\u0000", json):
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     return json.decode()

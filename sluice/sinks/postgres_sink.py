@@ -123,7 +123,8 @@ class PostgresTables:
 
         Raises EngineError if two outputs or two pipelines write to the same table.
         """
-        # This lock lets pipelines begin one after the other: at the same time, two would not see each other's tables.
+        # This lock lets pipelines begin one after the other. If two began at the same time, neither
+        # would see the tables that the other one notes.
         database.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [BATCHES])
         writers: dict[str, PostgresTarget] = {}
         for target in self.targets:

@@ -1,8 +1,9 @@
 """Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
 
 A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
-packets. So a wait ends at the thread's time limit (`state.time_limits`). A statement without a time
-limit may take as long as it needs, provided that the server still accepts other connections.
+packets. In both cases, a connection stays open although no answer will come. So a wait ends at the
+thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it
+needs, provided that the server still accepts other connections.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 5
 """How long a connection may take, unless its address says otherwise."""
 _SHORTEST_CONNECT = 2
-"""The shortest time limit for connecting that psycopg has. It replaces a shorter limit by this
-one."""
+"""The shortest time limit for connecting. Psycopg takes this limit in place of a shorter one."""
 SILENT_SECONDS = 30.0
 """How long a server may be silent before this process tries to open another connection to it."""
 _TCP = {
@@ -105,6 +105,6 @@ def _accepts_connections(address: dict[str, Any]) -> bool:
         return False
     except psycopg.Error:
         # Any other error is an answer of the server or of its host, such as that too many clients
-        # are connected. Then the wait goes on.
+        # are connected. The host can be reached, so the wait goes on.
         pass
     return True

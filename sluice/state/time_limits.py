@@ -67,7 +67,7 @@ def check_deadline() -> None:
 
 
 class Lock(Protocol):
-    """A lock of a thread, reentrant or not."""
+    """A lock of the module `threading`: a `Lock` or an `RLock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 

@@ -67,7 +67,7 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     if since is not None:
         # An invalid id is refused now, because a stream that has begun cannot change its status.
         parse_snapshot(since)
-    # A stream never ends, and the response to HEAD has no body, so it must not wait for one.
+    # A stream never ends. The response to HEAD has no body, so it must not wait for the stream's end.
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=_HEADERS)
     return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=_HEADERS)
@@ -147,7 +147,7 @@ class _Stream(StreamingResponse):
             return
         _Stream.open_streams += 1
         try:
-            # `_send_in_time` ends the stream of a client that reads nothing with this exception.
+            # `_send_in_time` raises this exception to end the stream of a client that reads nothing.
             with suppress(ClientDisconnect):
                 await super().__call__(scope, receive, partial(_send_in_time, send))
         finally:

@@ -43,7 +43,7 @@ ROUTE_SECONDS = 10.0
 _PROBLEMS = (400, 401, 404, 410, 422, 429, 503)
 
 Time = str | int | None
-"""An ISO 8601 date and time (UTC without a zone), or epoch milliseconds."""
+"""An ISO 8601 date and time, or epoch milliseconds. A time without a zone is in UTC."""
 
 
 class Address(msgspec.Struct, frozen=True):

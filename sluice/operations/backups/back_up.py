@@ -74,8 +74,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
 def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
     """Copy the ledger, then pin each shard: begin a read transaction, which sees no later write.
 
-    Tries again until no snapshot was published between the copy of the ledger and the last
-    transaction. Shards at state servers cannot be pinned.
+    Tries again until no snapshot was published between the copy of the ledger and the beginning of
+    the last read transaction. Shards at state servers cannot be pinned.
     """
     for _ in range(_ATTEMPTS):
         with ExitStack() as stack:

@@ -20,9 +20,9 @@ def copy_ledger(
     """Replace the target's rows by the source's rows, in one transaction.
 
     `locations` are the new addresses of the workers' shards. If they are given, the target must
-    have no pipelines: raises Refused and changes nothing if another command has added a pipeline.
-    Workers without a new address, such as the workers of a generation that is being built, are then
-    left out, because their shards belong to the source.
+    have no pipelines. If another command has added a pipeline, raises Refused and changes nothing.
+    If addresses are given but a worker has none, such as a worker of a generation that is being
+    built, the target does not get this worker, because its shard belongs to the source.
     """
     with (
         database_errors("Copying the ledger", seconds=None),

@@ -15,7 +15,8 @@
 | clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
 
-Airflow's API server adds what only Airflow's database knows: see `api.airflow_causes`.
+Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
+knows about them: see `api.airflow_causes`.
 
 A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host has recorded it
 for `UNSEEN_SECONDS`, for example because the host is gone for good.
@@ -65,7 +66,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """When the failure began. Attempts that fail one after the other are one failure."""
     seen_at: datetime
-    """When the failure was last seen: of a run, when its newest attempt failed."""
+    """When the failure was last seen. For a failed run, this is when its newest attempt failed."""
     title: str
     detail: str
     """The first line of the error, without secrets."""

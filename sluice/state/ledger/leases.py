@@ -88,8 +88,8 @@ class Leases(LedgerPart):
                 return _row(connection, ref)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):
-                # PostgreSQL cannot lock a row that does not exist yet: another driver inserted it
-                # first.
+                # PostgreSQL cannot lock a row that does not exist yet, so another driver could insert
+                # the row after this driver had looked for it.
                 return None
             raise
 

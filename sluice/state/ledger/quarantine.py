@@ -52,7 +52,7 @@ class Quarantine(LedgerPart):
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
-        """Stop readers and writers from opening the worker's shard; without a reason, allow it again.
+        """With a `reason`, stop readers and writers from opening the worker's shard. Without one, let them.
 
         Raises Refused and changes nothing if the worker's quarantine or placement is not the same
         as in `before`.

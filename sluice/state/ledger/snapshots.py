@@ -33,8 +33,8 @@ class KeptBatches(NamedTuple):
 
 
 _PUBLISH_SECONDS = 60.0
-"""Publishing fails if the database has not answered after this time. It is long, as a slow disk
-must not end a run."""
+"""Publishing fails if the database has not answered after this time. The limit is long, so that a
+slow disk does not end a run."""
 _GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 

@@ -45,7 +45,7 @@ class Standby(Placement, frozen=True):
     def info(self, ref: GenerationRef) -> StandbyInfo:
         """The standby as readers of a generation see it.
 
-        If it has a copy of another generation, they see it without a copy.
+        If the standby has a copy of another generation, these readers see a standby without a copy.
         """
         batch = self.batch if self.copied_generation == ref else -1
         return StandbyInfo(host=self.host, port=self.port, server=self.shard(ref), batch=batch)

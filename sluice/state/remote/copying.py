@@ -145,8 +145,8 @@ class ShardCopy:
         journal = target.journal()
         if not journal.batches:
             # If the copying is interrupted, the next attempt continues after the last copied row.
-            # Runs may meanwhile write new versions of the rows before it. This entry contains the
-            # first batch of which versions may then be missing.
+            # Between the attempts, runs may write new versions of rows that are copied already.
+            # This entry names the first batch whose versions the copy may lack for this reason.
             target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:
@@ -291,7 +291,7 @@ def newest_states(shard: Shard) -> Iterator[StateVersion]:
 
 
 def in_pages(versions: Iterable[Versions]) -> Iterator[list[Versions]]:
-    """Group versions into lists of a moderate size."""
+    """Group versions into lists of at most `PAGE` versions."""
     versions = iter(versions)
     while page := list(islice(versions, PAGE)):
         yield page

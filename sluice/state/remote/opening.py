@@ -58,8 +58,8 @@ def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
 
 
 def _remote_shard() -> type[RemoteShard]:
-    # Imported here, because it imports an HTTP client, and a process that uses no state server need
-    # not load one.
+    # The module of `RemoteShard` imports an HTTP client, which a process that uses no state server
+    # need not load.
     from sluice.state.remote.remote_shard import RemoteShard
 
     return RemoteShard

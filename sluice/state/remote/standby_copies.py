@@ -182,8 +182,8 @@ def promote_standby(
             ):
                 copy.seal()
         raise
-    # The ledger's placement decides which shard is used. The seal stops programs that do not ask
-    # the ledger.
+    # The ledger's new placement says that the copy is used from now on. The seal of the worker's old
+    # shard also stops programs that do not ask the ledger.
     with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
         if ledger.placements.epochs(ref.pipeline).get(number) == place:
             shard.seal()

@@ -18,7 +18,8 @@ _CREATE_INDEX = """CREATE INDEX IF NOT EXISTS state_rows_end ON state_rows (grou
 _LAST_HORIZON = "SELECT max(until) FROM horizons WHERE group_id = ? AND batch < ?"
 _DELETE_HORIZONS = """DELETE FROM horizons WHERE group_id = ? AND (
     batch >= ? OR batch < (SELECT max(batch) FROM horizons WHERE group_id = ? AND batch < ?))"""
-# SQLite uses a partial index only if the query repeats its condition.
+# SQLite uses the partial index `state_rows_end` only if the query repeats the index's condition:
+# `window_end >= 0 AND value IS NOT NULL`.
 _ENDED_WINDOWS = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
     WHERE group_id = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ? AND window_end < ? AND batch <= ?
     AND NOT EXISTS (SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key

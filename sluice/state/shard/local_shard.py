@@ -45,8 +45,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _READ_AT_BEGIN = 100_000
-"""When a run begins, it reads and checks all rows of shards up to this size. Of larger shards, it
-reads only the rows that it uses."""
+"""When a run begins, it reads and checks all rows of each shard with at most this many rows. Of a
+larger shard, it reads only the rows that it uses."""
 _BEGIN: VersionId = (-1, "", NO_WINDOW, NO_WINDOW, -1)
 _END: VersionId = (2**31 - 1, "", NO_WINDOW, NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
@@ -77,9 +77,10 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist.
 
-        Only for generations without a snapshot. With `anew` or `continued`, the shard is sealed, to
-        be filled from another shard. If there is a sealed shard already, `anew` replaces it, and
-        `continued` keeps its rows. Raises Refused if there is a shard in use.
+        Without `anew` and `continued`, it must only be called for a generation without a snapshot,
+        because it would replace a lost shard by an empty one. With `anew` or `continued`, the shard
+        is sealed, to be filled from another shard. If there is a sealed shard already, `anew`
+        replaces it, and `continued` keeps its rows. Raises Refused if there is a shard in use.
         """
         # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):
@@ -260,7 +261,8 @@ class LocalShard(Shard):
             recorded_answers.forget_all(self._driver, oldest)
 
     def _prepare_answers(self) -> None:
-        # A task records answers many times, and PostgreSQL locks the table even to find that its index exists.
+        # A task records answers many times. Preparing the table again each time would lock it, because
+        # PostgreSQL takes a lock on the table even if the index to create exists already.
         if not self._has_answers:
             recorded_answers.prepare(self._driver)
 

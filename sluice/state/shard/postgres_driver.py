@@ -106,8 +106,8 @@ class PostgresDriver(Driver):
             try:
                 yield
             except UndefinedTable:
-                # PostgreSQL reports the same error to a role that may not use the schema; then
-                # nothing is damaged.
+                # PostgreSQL reports the same error to a role that may not use the schema. In this
+                # case, the tables may exist, and `_require_usage` raises another error.
                 self._require_usage()
                 raise
             except LockNotAvailable as error:
@@ -138,8 +138,8 @@ class PostgresDriver(Driver):
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
             self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
             if self._has("state_rows") and not self._has("shard"):
-                # Without rows, this always raises the error about the format. The shard has lost
-                # its table `shard`; creating a new one would hide the damage.
+                # The shard has lost its table `shard`, and a new one would hide the damage. For no
+                # rows, `require_format` always raises its error.
                 require_format(())
             for statement in tables(collation='COLLATE "C"', options="", bytes="BYTEA"):
                 self._connection.execute(statement.encode())
@@ -288,7 +288,7 @@ def drop_schema(url: URL) -> None:
 
 @cache
 def _key_adapters() -> tuple[type[Any], type[Any]]:
-    """Psycopg's dumper for texts and loader for VARCHAR columns, such as keys, which escape NUL."""
+    """Two classes for psycopg: one escapes NUL in texts to send, one unescapes VARCHAR columns, such as keys."""
     from psycopg.adapt import Buffer, Loader
     from psycopg.types.string import StrDumperUnknown
 

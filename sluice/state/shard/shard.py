@@ -154,9 +154,9 @@ class Shard(Protocol):
 
         A retry replaces the batch. Raises EngineError if the shard has a newer batch.
 
-        A tombstone is written only for a row that the shard has. A session that grows several times in a
-        batch has left tombstones of bounds that no earlier batch knows. If `replaced` is passed, the
-        writer has left such tombstones out itself.
+        A tombstone is written only for a row that the shard has. Other tombstones come from sessions
+        that grow several times in a batch: they are for bounds that no earlier batch has stored. If
+        `replaced` is passed, the writer has left such tombstones out of `rows` itself.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
         sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if the

@@ -79,8 +79,8 @@ class SqliteDriver(Driver):
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables_there = {name for (name,) in names}
         if "state_rows" in tables_there and "shard" not in tables_there:
-            # Without rows, this always raises the error about the format. The shard has lost its
-            # table `shard`; creating a new one would hide the damage.
+            # The shard has lost its table `shard`, and a new one would hide the damage. For no rows,
+            # `require_format` always raises its error.
             require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)

@@ -19,7 +19,7 @@ export function query(parameters) {
 
 const JSON_ONLY = { headers: { Accept: "application/json" } };
 export const get = (path, parameters = {}) => send(address(path) + query(parameters), JSON_ONLY);
-// The same, and numbers that a double would change keep their digits: 54.00, 2^63.
+// Like `get`, but numbers that a double would change, such as 54.00 and 2^63, keep their digits.
 export const getExact = (path, parameters = {}) => send(address(path) + query(parameters), JSON_ONLY, exact);
 
 export const post = (path, body) => send(address(path), {

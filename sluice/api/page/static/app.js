@@ -42,7 +42,7 @@ async function show({ keep = false } = {}) {
   }
 }
 
-// Somebody is typing, choosing or reading a dialog: do not take it away.
+// Whether somebody is typing, choosing or reading a dialog, which a new view would take away.
 function isBusy() {
   return document.querySelector("dialog[open]") !== null || byId("view").querySelector("input:focus, select:focus, textarea:focus") !== null;
 }

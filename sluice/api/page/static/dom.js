@@ -1,4 +1,4 @@
-// Elements. Text goes in as text, never as markup: keys, values, names and errors are anybody's.
+// Makes elements. Text goes in as text, never as markup, because anybody may have written the keys, values and errors.
 
 export const byId = (id) => document.getElementById(id);
 

@@ -50,7 +50,7 @@ export function time(text) {
 
 export const timeText = (text) => `${dayAndTime.format(new Date(text))} (${utc(text)})`;
 
-// How long ago something was. It goes on by itself.
+// How long ago something was. The page keeps the text current.
 export function ago(text, suffix = " ago") {
   if (!text) return "–";
   const node = element("time", { datetime: text, title: timeText(text) });

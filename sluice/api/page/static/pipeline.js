@@ -153,7 +153,8 @@ function stores(name, own) {
 export function kind(store) {
   if (store.kind !== "window") return store.kind === "global" ? "global table" : "keys";
   if (store.window_ms !== null) return `windows of ${duration(store.window_ms / 1000)}`;
-  // Generations of an earlier version have no definition; only sessions had no size then.
+  // The generations of an earlier version of Sluice do not have the windows' definition, `store.windows`. In that
+  // version, only sessions had no size.
   return store.windows === null || store.windows.startsWith("session") ? "sessions" : store.windows;
 }
 

@@ -85,7 +85,7 @@ const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 async function entries(pipeline, name, given, isWindowed) {
   const storePart = `/stores/${part(name)}`;
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
-  // Browsers remove newlines and the segments "." and ".." from a path.
+  // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
   const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
   let path = storePart, request = { ...parameters, limit: 100 };
   if (given.key !== undefined) {

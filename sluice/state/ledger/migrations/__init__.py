@@ -1,7 +1,7 @@
 """Creates the tables of a new ledger, and migrates an older ledger to this version's tables, when it is opened.
 
-Each change of `tables.py` has a module in `versions/`, which names the revision before it. `HEAD`
-is the newest revision.
+Each change of `ledger_tables.py` has a module in `versions/`, which names the revision before it.
+`HEAD` is the newest revision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = "sluice_version"
 """The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the
 same database."""
 HEAD = "r1"
-"""The version of the tables in `tables.py`."""
+"""The version of the tables in `ledger_tables.py`."""
 SCRIPTS = Path(__file__).parent
 
 _LOCK = 0x51_01_CE
