@@ -245,7 +245,7 @@ class Job:
 
     @property
     def python_steps(self) -> tuple[Step, ...]:
-        """The steps that call the author's Python functions in Spark's workers."""
+        """The steps that call the author's Python functions in Spark's tasks."""
         numbers = {function.number for function in self.functions}
         for source in (*self.streams, *(table.source for table in self.tables)):
             if source.decode or source.key_decode:

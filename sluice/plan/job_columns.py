@@ -40,7 +40,7 @@ _LAST = 1_000_000
 
 @dataclass
 class JobColumns:
-    """Collects the columns of a job. Its methods that return SQL note which columns the SQL reads."""
+    """Collects the columns of a job. Its methods that return SQL record which columns the SQL reads."""
 
     pipeline: Graph
     steps: tuple[Step, ...]
@@ -143,8 +143,8 @@ class JobColumns:
 
     def read(self, scope: Scope, name: str) -> str:
         """The column of a field."""
-        # Note that the column is read: sources decode only fields that are read, and operators
-        # parse only results that are read.
+        # The column is recorded as read, because sources decode only fields that are read, and
+        # operators parse only results that are read.
         column = scope.columns[name]
         if column in METADATA:
             self.metadata_read.add(column)

@@ -83,7 +83,7 @@ class Suppress:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether the input is a filtered table. A deletion without an old value is then no update."""
+    """Whether the input is a filtered table. If so, the deletion of a row that the filter never passed is not sent."""
     early_ms: int | None = None
     """How long after a window's first unsent change its early result is sent; None without early
     results."""

@@ -138,7 +138,7 @@ class StagePlanner:
             stage=stage,
             action=action_of(node, functions),
             edges=tuple(edges),
-            # The rows of tables that a processor reads do not advance its stream time.
+            # The rows of the tables that a processor reads do not advance the processor's stream time.
             topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
             retracts=node.number in self._retracting,
             chained_to=None if chained_to is None else chained_to.number,

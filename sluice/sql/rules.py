@@ -784,7 +784,7 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot turns date_sub's days into days * -1.
+    # sqlglot writes date_sub as an addition of `days * -1`, so even constant days are an expression.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
     return Signature("DATE", kinds if is_known else None, fails=not is_known)

@@ -67,7 +67,7 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""How many batches may read what the batch before them has written."""
+"""The largest number of batches of one `commit`, if each batch reads what the batch before it has written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 

@@ -87,7 +87,7 @@ def answers_name(pipeline: Graph, where: str, name: str | None, function: Callab
 
 
 def fallback_json(where: str, value: Any, returns: Any) -> str:
-    """JSON of the value in place of a failed call's result. Raises TopologyError if it is not of the step's type."""
+    """The JSON of `value`, which replaces a failed call's result. Raises TopologyError unless its type is `returns`."""
     if value is None:
         return "null"
     try:

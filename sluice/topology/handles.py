@@ -1,4 +1,4 @@
-"""Handles: the author's view of a node. What streams and tables share: fields, keys, and the topics they write.
+"""Handles, through which authors see nodes: what streams and tables have in common, such as fields, keys and sinks.
 
 Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
 function also takes the current aggregate, before the value. The value is an instance of the type that the stream
@@ -315,7 +315,8 @@ class Handle(Generic[V]):
                 next_step="Give the key's column another name.",
             )
         names_checked: Iterable[str] = self.fields
-        # A Delta table has columns with nested fields; PostgreSQL gets nested values as JSON.
+        # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL gets
+        # nested values as JSON.
         if isinstance(table, DeltaTable):
             names_checked = parsed_expression.names_within(self.fields)
         for name in names_checked:

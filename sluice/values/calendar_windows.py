@@ -125,7 +125,7 @@ class CalendarWindow:
 
     @property
     def _first(self) -> int:
-        """The local time of period 0, for periods of milliseconds and weeks."""
+        """The local time at which period 0 begins, for periods of milliseconds and of weeks."""
         return self.offset.ms + (_FIRST_MONDAY if self.period.unit == "week" else 0)
 
     def _bounds(self, number: int) -> tuple[int, int]:

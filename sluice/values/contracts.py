@@ -116,7 +116,7 @@ def sql_type(kind: Any) -> str:
 
 
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
-    """A function that reads a field, by its JSON name, or the tag from a value of the contract."""
+    """A function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
     kinds = object_variants(contract)
     attributes = {field.encode_name: field.name for kind in kinds for field in kind.fields}
     if name not in attributes:
@@ -312,7 +312,7 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
 def require_importable(kind: Any, where: str = "") -> None:
     """Raise TopologyError if the type contains a class or an Enum that Spark's tasks cannot import.
 
-    A copy of such a Struct would have no fields, so a task would read empty objects.
+    A task would get a copy of the class. The copy of a Struct has no fields, so the task would read empty objects.
     """
     for part in types_within(kind):
         if isinstance(part, ObjectType | inspect.EnumType):

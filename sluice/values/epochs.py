@@ -105,7 +105,7 @@ def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
 
 
 class _Times(type):
-    """Metaclass of `_NUMBERS`. Times and numbers count as instances, so that msgspec accepts the hooks' results."""
+    """Metaclass of `_NUMBERS`. Times and whole numbers count as instances, as msgspec checks a hook's results."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, datetime | int)

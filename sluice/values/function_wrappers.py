@@ -54,7 +54,7 @@ class Not(Wrapper):
 
 
 class Chooses(Wrapper):
-    """A condition: the author's function chooses one of these topics for the record."""
+    """The condition that the author's function chooses one of these topics for the record."""
 
     def __init__(self, function: Callable[..., Any], topics: tuple[str, ...]) -> None:
         super().__init__(function)

@@ -34,7 +34,10 @@ _imports: dict[Path, _Import] = {}
 
 
 class DriverStarts(BaseException):
-    """Raised in a Spark task where a script starts a driver. Not an Exception, so that the script does not catch it."""
+    """Raised in a Spark task where a script makes a TopologyTestDriver.
+
+    It is not an Exception, so that the script does not catch it.
+    """
 
 
 def require_no_task() -> None:
@@ -52,7 +55,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
 
     The default name differs for every text, and no installed module can have it. A task imports a file under the name
     that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
-    the line that starts a driver, before which all that the pipeline needs is defined.
+    the line that makes a TopologyTestDriver: all that the pipeline needs is defined before this line.
     """
     # If the name is known, this task has already loaded the file.
     if name in sys.modules:
@@ -154,7 +157,8 @@ def _forget_changed_modules(file: Path) -> None:
         return
     for name, module_file in _modules_of(file.parent).items():
         del sys.modules[name]
-        # Python's cache would mistake a new text for the old text if both have the same size and second.
+        # Python's cache of compiled files would mistake a new text for the old text if both have the same size and
+        # were written in the same second.
         with contextlib.suppress(OSError):
             Path(importlib.util.cache_from_source(str(module_file))).unlink()
     importlib.invalidate_caches()

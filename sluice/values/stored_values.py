@@ -52,7 +52,7 @@ class Stored(msgspec.Struct):
 
     __made_for__: ClassVar[Any]
     __fixed__: ClassVar[Mapping[str, Any]] = {}
-    """Fields of a model that the Struct has as its tag."""
+    """The model's field that is the Struct's tag, with its value; empty for a Struct without a tag."""
 
 
 class _AnyValue(type):

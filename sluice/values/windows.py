@@ -193,7 +193,7 @@ class JoinWindow:
 
     @property
     def reach_ms(self) -> int:
-        """How long a record can be matched: until its own stream's largest time is this far past the record."""
+        """How long a record can be matched: until the largest time of its own stream is this far past the record."""
         return self.before_ms + self.after_ms + self.grace_ms
 
     def __str__(self) -> str:
