@@ -29,7 +29,7 @@ _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[e
 """Matches numbers with a point or an exponent, and strings, so that no number within a string is taken for one."""
 
 _MARK = b"00000000"
-"""Begins a string that stands for a number."""
+"""The beginning of each string that `_with_exact_numbers` writes in place of a number."""
 
 
 def is_model(kind: Any) -> bool:
@@ -92,9 +92,10 @@ def _path(location: Sequence[str | int]) -> str:
 
 
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
-    """The JSON with each number that a float cannot hold as a string, from which pydantic makes an exact Decimal.
+    """The JSON with a string in place of each number that a float cannot hold, and the numbers by their strings.
 
-    Also returns the numbers by their strings.
+    For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of another type, the string
+    stays, and `_with_numbers` puts the number back.
     """
     numbers: dict[str, float] = {}
 
@@ -103,7 +104,7 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
         # A float holds every number of up to 15 digits.
         if len(text) <= 16 or text.startswith(b'"') or Decimal(repr(float(text))) == Decimal(text.decode()):
             return text
-        # No JSON has a number with these zeros, and hardly any a string.
+        # A number of JSON never begins with these zeros, and hardly any string does.
         sign, digits = (b"-", text[1:]) if text.startswith(b"-") else (b"", text)
         marked = sign + _MARK + digits
         numbers[marked.decode()] = float(text)
@@ -113,7 +114,7 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
 
 
 def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
-    """The plain data with numbers in place of their strings, which are in fields that are no Decimals."""
+    """The plain data with the number in place of each string that `_with_exact_numbers` has written."""
     if isinstance(value, str):
         return numbers.get(value, value)
     if isinstance(value, dict):
