@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pyarrow as pa
@@ -24,9 +25,13 @@ HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 
 
 class PipedRecords:
-    """Numbers the records of all topics, and writes each record as a JSON object of its columns."""
+    """Numbers the records of all topics, and writes each record as a JSON object of its columns.
 
-    def __init__(self) -> None:
+    `zone` is the time zone of times that have none.
+    """
+
+    def __init__(self, zone: str = "UTC") -> None:
+        self._zone = ZoneInfo(zone)
         self._offsets: Counter[tuple[str, int]] = Counter()
 
     def record(
@@ -46,7 +51,7 @@ class PipedRecords:
         """
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
-            "key": _base64(_bytes(_text(key), None)), "value": _base64(_bytes(value, contract)),
+            "key": _base64(_bytes(_text(key), None, self._zone)), "value": _base64(_bytes(value, contract, self._zone)),
             "sequence": self._offsets.total(),
             "headers": Headers(headers or ()).json() or "null",
         }  # fmt: skip
@@ -58,14 +63,14 @@ def _text(key: Any) -> str | bytes | None:
     return key if isinstance(key, bytes) else key_text(key)
 
 
-def _bytes(value: Any, contract: Any) -> bytes | None:
+def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
     # A dict, list or tuple does not show its type in the topic, so the contract gives it.
     kind = contract if isinstance(value, dict | list | tuple) else type(value)
-    return _encode(value if kind is None else as_produced(value, kind))
+    return _encode(value if kind is None else as_produced(value, kind, zone))
 
 
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode

@@ -122,7 +122,7 @@ class TopologyTestDriver:
         self._fed_back: Counter[str] = Counter()
         """Topic → the number of its output records that a batch has read."""
         self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
-        self._records = PipedRecords()
+        self._records = PipedRecords(pipeline.zone)
         self._waiting: list[str] = []
         self._time = 0
         self._read: dict[str, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from typing import Any, get_origin
 from uuid import UUID
@@ -17,40 +17,46 @@ from sluice.values.keys import sorted_items
 from sluice.values.stored_values import encode_model
 
 
-def as_produced(value: Any, contract: Any) -> Any:
-    """The value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc."""
+def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
+    """The value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc.
+
+    Times without a zone are in `zone`.
+    """
     marks = [part.extra for part in types_within(contract) if isinstance(part, inspect.Metadata)]
     if all(unit_of(extra) is None for extra in marks):
         return value
     # `to_builtins` writes the tag of a union's member, by which `_with_numbers` knows the member.
-    return _with_numbers(msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=encode_model), type_info(contract))
+    plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=encode_model)
+    return _with_numbers(plain, type_info(contract), zone)
 
 
 _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
 """Types that `to_builtins` leaves as they are."""
 
 
-def _with_numbers(value: Any, kind: inspect.Type) -> Any:
+def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
     """Plain data with numbers in place of times. A test may also write values that are not of the contract's type."""
     match kind:
         case inspect.Metadata():
             unit = unit_of(kind.extra)
             if unit is not None:
-                return number_of(value, unit) if isinstance(value, datetime) else value
-            return _with_numbers(value, kind.type)
+                return number_of(value, unit, zone) if isinstance(value, datetime) else value
+            return _with_numbers(value, kind.type, zone)
         case inspect.UnionType():
             for member in kind.types:
-                value = _with_numbers(value, member)
+                value = _with_numbers(value, member, zone)
             return value
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if isinstance(value, dict):
             if isinstance(kind, inspect.StructType) and kind.tag_field and value.get(kind.tag_field) != kind.tag:
                 return value
             kinds = {field.encode_name: field.type for field in kind.fields}
-            return {name: _with_numbers(part, kinds[name]) if name in kinds else part for name, part in value.items()}
+            return {
+                name: _with_numbers(part, kinds[name], zone) if name in kinds else part for name, part in value.items()
+            }
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
-            return [_with_numbers(element, kind.item_type) for element in value]
+            return [_with_numbers(element, kind.item_type, zone) for element in value]
         case inspect.DictType() if isinstance(value, dict):
-            return {name: _with_numbers(part, kind.value_type) for name, part in value.items()}
+            return {name: _with_numbers(part, kind.value_type, zone) for name, part in value.items()}
         case _:
             return value
 

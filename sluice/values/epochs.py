@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
 from functools import cache, reduce
 from operator import or_
@@ -126,10 +126,10 @@ def _time_from_number(kind: Any, number: Any) -> datetime:
         raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
 
 
-def number_of(time: datetime, unit: Unit) -> int:
-    """The time as a number of units since 1970, rounded down. A time without a zone is in UTC."""
+def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
+    """The time as a number of units since 1970, rounded down. A time without a zone is in `zone`."""
     if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
+        time = time.replace(tzinfo=zone)
     return (time - _1970) // timedelta(microseconds=1) * unit.value // 1_000_000
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from sluice import EpochMillis, EpochSeconds, Pipeline, Stream, epoch_s, tumbling
+from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
 AT = datetime(2023, 11, 14, 22, 14, 2, 123_000, tzinfo=UTC)
@@ -28,6 +29,11 @@ class Visit(Struct):
 
 class Page(Struct):
     since: EpochSeconds
+
+
+class Call(Struct):
+    number: EpochMillis
+    text: datetime
 
 
 def a_minute_later(visit: Visit) -> Visit:
@@ -77,3 +83,13 @@ def test_numbers_are_times_everywhere(drive: Drive) -> None:
     assert details["contract"] == "Expected `int`, got `float` - at `$.at`"
     assert "is after" in details["future"]
     assert details["event_time"].endswith('declare its unit with event_time=epoch_s("created"), epoch_ms or epoch_us')
+
+
+def test_a_piped_time_without_a_zone_is_in_the_pipelines_zone() -> None:
+    pipeline = Pipeline("calls", zone="Europe/Berlin")
+    pipeline.stream("calls", value=Call).to("times")
+    with TopologyTestDriver(pipeline) as driver:
+        noon = datetime(2024, 5, 1, 12)
+        driver.pipe("calls", {"number": noon, "text": noon})
+        (record,) = driver.read("times")
+    assert record.value == {"number": "2024-05-01T10:00:00.000000Z", "text": "2024-05-01T10:00:00.000000Z"}
