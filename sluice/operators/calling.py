@@ -1,4 +1,4 @@
-"""Makes calls: many at the same time, each with a time limit, and again if a call fails.
+"""Makes many calls at the same time, each with a time limit, and repeats calls that fail.
 
 All calls of a process run in one event loop, which has a thread of its own. So an author's async
 functions can share a client, and the caller may itself run in an event loop, such as a notebook's.
@@ -69,7 +69,7 @@ class Calls:
             raise
 
     async def _repeated(self, call: Callable[[], Any]) -> Any:
-        """The result of the first call that does not fail, or the error of the last one."""
+        """The result of the first attempt that does not fail, or the error of the last attempt."""
         policy = self._policy
         attempts = AsyncRetrying(
             stop=stop_after_attempt(policy.retries + 1),
@@ -173,5 +173,6 @@ def _forget_event_loop() -> None:
     _loop, _lock = None, Lock()
 
 
-# The thread of the event loop does not exist in a forked process, such as a worker of Spark.
+# A forked process, such as a worker of Spark, does not have the thread of the event loop. So it
+# forgets the event loop, and its first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

@@ -95,7 +95,7 @@ class JoinLateness:
         self._reach_ms = window.reach_ms
 
     def expires_at(self, time: int) -> int:
-        """A record can no longer be matched once its own stream's largest time is at least this."""
+        """The largest time of its own stream at which a record can no longer be matched."""
         return time + self._reach_ms
 
     def last_expired(self, latest: T) -> T:

@@ -33,7 +33,7 @@ from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.shard import Shard
 
 _ROWS_UNCHECKED = 100
-"""A task checks whether its rows have had many results only once for this many rows."""
+"""After every this many rows, a task checks whether its rows have had many results."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,10 @@ class OperatorRun:
         """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
-        # Kafka Streams searches for the unmatched records of all keys of a task, by the task's
-        # stream time. With several partitions, the keys of a worker have no common stream time.
-        # Then each key's unmatched records are sent when they are due.
+        # A Kafka Streams task searches for the unmatched records of all its keys, by its stream
+        # time. With one partition, the join searches at the same times. With several partitions,
+        # the keys of a worker have no common stream time, so each key's unmatched records are sent
+        # when they are due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()
@@ -178,8 +179,9 @@ class OperatorRun:
     def _closed_time(self, timeline: Timeline) -> int:
         """The stream time at which the operator drops state that can no longer change."""
         # As in Kafka Streams, the stream time of a record's own cogrouped stream decides whether
-        # the record is late. But the largest stream time of all cogrouped streams decides when a
-        # suppress step sends a result.
+        # the record is late. So an aggregate keeps a window until all of the streams have passed
+        # it. But the largest stream time of the streams decides when a suppress step, which is
+        # chained to the aggregate, sends the window's result.
         return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
 
     @property
@@ -224,7 +226,8 @@ class OperatorRun:
     def _due_until(self, until: int) -> list[str]:
         """The keys with results that are due at `until`.
 
-        This is a stream time, or a time of the wall clock for a table that expires by the clock.
+        The time `until` is a stream time, or for a table that expires by the clock a time of the
+        clock.
         """
         if isinstance(self.operator, ExpiringTable) and self.operator.is_timed_by_clock:
             return self._stored.wall_due(self.spec.number, until)
@@ -314,7 +317,10 @@ class OperatorRun:
             yield from output.take()
 
     def _process_columns(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> bool:
-        """Process all rows at once, if the operator can. `part` are the same rows as `keyed`."""
+        """Process all rows at once. Returns False, and does nothing, if the operator cannot do so.
+
+        `part` has the same rows as `keyed`.
+        """
         process_columns = getattr(self.operator, "process_columns", None)
         if process_columns is None:
             return False
@@ -397,7 +403,7 @@ class OperatorRun:
         return self.states[key]
 
     def close(self, output: StageOutput) -> None:
-        """End the batch after the last row: send the results that are due, and finish the keys whose timers are due."""
+        """End the batch: send due results, and finish the loaded keys and the keys that are due."""
         if self.releases is not None:
             self.release(output, END, with_row=True)
         if self.timeline is not None:
@@ -405,7 +411,7 @@ class OperatorRun:
         self.finish_keys(output)
 
     def _load_due(self) -> None:
-        """Load the keys that have a due timer and are not loaded yet."""
+        """Load the keys that have a due timer or other due state, and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
         if isinstance(self.operator, Process) and (timer_before is None or BEFORE_ALL < timer_before <= now):
@@ -459,7 +465,10 @@ class OperatorRun:
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:
-        """When the worker's earliest wall-clock timer is due after the batch, by name; empty if no timer can be set."""
+        """Name (see `wall_name`) → when the worker's earliest wall-clock timer is due.
+
+        Empty if the worker had no such timer before the batch, and the batch has set none.
+        """
         if not self._waits_for_clock:
             return {}
         has_none = self._timer_before() == BEFORE_ALL
@@ -469,7 +478,7 @@ class OperatorRun:
         return {name: self._stored.earliest_timer(self.spec.number)}
 
     def result_after(self) -> dict[str, int]:
-        """When the worker's earliest held-back result is due after the batch, by the time's name."""
+        """Name (see `due_name`) → when the worker's earliest held-back result is due."""
         if self.timeline is None or not self._stored.before.goes_on_when_idle or not self._waits_for_time:
             return {}
         name = due_name(self.spec.plan.name, self._stored.worker)

@@ -1,7 +1,8 @@
-"""Makes an operator's calls out of the pipeline, and records the answers in the worker's shard.
+"""Asks services or databases for an operator, and records the answers in the worker's shard.
 
-An answer is found again by the record and the input that it is for. So a batch that is repeated after a crash asks only
-for rows without a recorded answer, and a rebuild, which copies the answers, repeats none of the calls.
+An answer is found again by the record and the input that it is for. So a batch that is repeated
+after a crash asks only for rows without a recorded answer, and a rebuild, which copies the answers,
+repeats none of the calls.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class RecordedAnswers:
         the run.
         """
         results = self.operator.ask([*asked.values()])
-        # The exceptions of failed calls hold each other in cycles, and a task pauses the collection of garbage.
+        # The exceptions of failed calls hold each other in cycles. Only a garbage collection frees
+        # them, and a task pauses the automatic collections.
         gc.collect(1)
         answers: dict[str, Answered] = {}
         ending: BaseException | None = None
@@ -100,7 +102,7 @@ class RecordedAnswers:
         return isinstance(action, Call) and action.otherwise is not None
 
     def _record(self, asked: Mapping[str, Row], answers: dict[str, Answered]) -> dict[str, Answered]:
-        """Record answers. Returns the recorded answers, of which another attempt of the task may have made some."""
+        """Record answers. Returns them as recorded: another attempt may have made some."""
         stored, policy = self.stored, self._action.policy
         if policy.keep_ms is None or not answers:
             return answers

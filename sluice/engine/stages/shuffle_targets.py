@@ -140,7 +140,8 @@ class ShuffleTargets:
             ]
             targets.append(target)
         layers = (*layers, tuple(last))
-        # This raises NeedsSparkError here, not in a task.
+        # If Arrow cannot compute a column, this call raises NeedsSparkError now, not later in a
+        # task.
         types_of(layers, before)
         return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(targets))
 

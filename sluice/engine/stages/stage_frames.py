@@ -1,4 +1,4 @@
-"""Stages on Spark: rows are sent to workers, pass operators, and become columns of Spark SQL where steps need it."""
+"""Stages on Spark: rows go to workers, through operators, and to Spark SQL if steps need it."""
 
 from __future__ import annotations
 

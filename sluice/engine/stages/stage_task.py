@@ -206,7 +206,8 @@ class StageRun:
                 rows = aggregation.process(rows, self.output)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
-            # A processor that reads tables depends on the rows of other keys, too.
+            # Keys are processed one after the other only if results depend on no other key. A
+            # processor that reads tables depends on the tables' rows, which have other keys.
             elif len(runs) == 1 and run.releases is None and not run.reads_tables:
                 yield from run.process_by_key(rows, self.output)
             else:

@@ -54,7 +54,8 @@ class _Clock:
 class _PartitionClocks:
     """The stream times of one partition number, across co-partitioned topics.
 
-    A join of two streams has four different clocks. Other operators have a single clock, under all four names.
+    A join of two streams has four different clocks, and a join with a versioned table has three.
+    Any other operator has a single clock, under all four names.
     """
 
     all_rows: _Clock
@@ -108,7 +109,7 @@ class Timeline:
         self._closings = np.flatnonzero(closed > before_each)
         """The advances that increase the closed time."""
         self._closed = closed[self._closings]
-        """The closed time after each of these advances."""
+        """The closed time after each advance in `_closings`."""
         self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
         self.searches = self._searches(sides, complete) if operator.is_stream_join else ()
         """For each side of a join, the advances at which the join may search for unmatched records of this side, and

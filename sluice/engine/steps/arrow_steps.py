@@ -1,4 +1,4 @@
-"""Computes stateless steps on Arrow, in the task that decodes the records, with the same results as Spark SQL."""
+"""Computes stateless steps on Arrow instead of Spark SQL, with the same results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_RESULT = "NO_RESULT"
 
 @dataclass(frozen=True)
 class ArrowSteps:
-    """The task's stateless steps: from decoded records to the columns of `schema`."""
+    """Stateless steps. As a task, they turn decoded records into the columns of `schema`."""
 
     layers: Layers
     """The columns of each layer. They read the columns of earlier layers."""

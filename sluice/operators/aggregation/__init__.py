@@ -1,1 +1,1 @@
-"""Ordered aggregations: functions, accumulators, windows."""
+"""Aggregations that operators compute: functions, accumulators, windows."""

@@ -92,7 +92,8 @@ class TableJoin(Timeless):
             return
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
-        # The filter has never passed the row that is deleted. Kafka Streams' filter sends nothing.
+        # If this deletes a row that the filter has never passed, Kafka Streams' filter sends
+        # nothing.
         stored = state.right if row.side == RIGHT else state.left
         if row.value is None and stored is None and self.filtered[row.side]:
             return
