@@ -291,7 +291,7 @@ def package_archive(folder: Path) -> Path:
 def executor_environment(settings: Settings) -> dict[str, str]:
     """The Spark settings that set environment variables of executors.
 
-    No secrets are among them, because a task carries all settings that it uses.
+    They contain no secrets: the driver sends secrets that a task needs, such as a token, with the task.
     """
     # Spark copies the archive to each executor's working directory, and starts Python's daemon
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed

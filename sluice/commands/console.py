@@ -80,7 +80,7 @@ class Commands(TyperGroup):
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("", "sluice"):
-                # This is a mistake in Sluice, not a package that the user has to install.
+                # A module of Sluice itself is missing: a mistake in Sluice, which the user cannot correct.
                 raise
             extra = "client" if package == "httpx" else "spark"
             show(

@@ -47,7 +47,7 @@ def add(
         try:
             _refresh(ledger, pipeline)
         except LeaseError as error:
-            # The run in progress makes the copy when it has read all records.
+            # A run in progress holds the lease. It makes the copy when it has read all records.
             out.print(error.detail, markup=False, soft_wrap=True)
         except Refused:
             # The server cannot make a copy: the worker's shard is in the same folder, for example.

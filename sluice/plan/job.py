@@ -217,7 +217,7 @@ class Job:
 
     @property
     def has_operators(self) -> bool:
-        """Whether the job has operators: their results depend on the order of all records."""
+        """Whether the job has operators, whose results depend on the order of all records."""
         return bool(self.operators)
 
     @property

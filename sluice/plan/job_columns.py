@@ -287,7 +287,7 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """Like `guard`, for expressions over fields of these types, computed under a condition.
 
-        If failures are not `reported`, their records are left out silently.
+        Without `reported`, the records for which an expression fails are left out, but not reported.
         """
         texts = {name: with_utf8_checks(text, types) for name, text in texts.items()}
         key_column = self._key_column(scope, texts[key]) if key in texts else None

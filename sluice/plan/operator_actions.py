@@ -289,7 +289,7 @@ def requires_value(node: nodes.Node, side: int) -> bool:
     """Whether the node drops records without a value on a side."""
     match node:
         case nodes.Join() if joins_versions(node) and side != LEFT:
-            # A record without a value deletes a row. The join needs it, because a deletion is a version, too.
+            # A record without a value deletes a row. The join needs this record, because a deletion is a version, too.
             return False
         case nodes.Join():
             # In Kafka Streams, a stream's join drops null values; in a join of

@@ -60,11 +60,11 @@ def _chain_from_group(
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     for parent in nodes.parents(node):
-        # A topic's table is not such an operator: its rows are the topic's single records.
+        # A topic's table is an operator, too, but the steps after it process the topic's single records.
         is_topic_table = isinstance(parent, nodes.ToTable) and parent.has_rows_of_records
         if is_operator(pipeline, parent) and not is_topic_table:
             return True
-        # A combinable aggregate is not an operator, but single records end at it, too.
+        # A combinable aggregate is not an operator, but the steps after it do not process single records.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
             return True
     return False

@@ -83,8 +83,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     outputs = Outputs.of(pipeline, aggregates)
     scopes, late_sinks = Scopes(pipeline, planned.steps), LateSinks()
 
-    # Cut the topology into stages: each operator comes in a stage after its
-    # inputs, and later steps follow it.
+    # Cut the topology into stages. The stage of an operator comes after the stages of its inputs.
     stages = StagePlanner(scopes, late_sinks)
     stages.add_operators()
     for sink in outputs.of_operators:
@@ -139,7 +138,7 @@ def _sources(pipeline: Graph) -> list[nodes.Source]:
 
 
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
-    """The topics that the job reads as streams, for the nodes in `ends`. Call this when all columns exist."""
+    """The topics that the job reads as streams to compute the nodes in `ends`. Call this when all columns exist."""
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
     read: set[nodes.Source] = set()
@@ -165,7 +164,7 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:
-    """The output of single records, with its columns."""
+    """The sink of a node that writes single records. Adds the columns that the sink reads."""
     columns, scope = scopes.columns, scopes.after(node.parent)
     condition, key = columns.row_condition(scope), columns.read(scope, "_key")
     sink = sink_of(node)

@@ -37,7 +37,10 @@ _RESULT_METADATA = {
     "_window_start": "timestamp_millis(nullif(window_start, -1))",
     "_window_end": "timestamp_millis(nullif(window_end, -1))",
 }
-"""Metadata of an operator's result → SQL that reads it; partition and offset belong to the record that caused it."""
+"""Metadata of an operator's result → SQL that reads the metadata.
+
+Partition and offset are those of the record that caused the result.
+"""
 
 
 class Scopes:
@@ -220,8 +223,8 @@ class Scopes:
         )
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
-        # A chained suppress step sends results whose columns were already computed
-        # for the aggregate. Their failures were reported there.
+        # A chained suppress step sends results of an aggregate. Failures of their columns are reported
+        # for the aggregate, and not again for the suppress step.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -431,7 +434,7 @@ class Scopes:
         """The scope with a row for each merged stream that contains the record."""
         first = scopes[0]
         # An earlier step may have turned a record into several rows. A merged stream that does not
-        # follow this step takes only the first row, which only a later layer can recognize.
+        # follow this step takes only the first of the rows. Only a later layer can recognize it.
         depth = self.columns.next_layer(first.stage)
         # As in Kafka Streams, of several children of a step, the child that was declared first is
         # processed first, with all steps that follow it.

@@ -466,7 +466,7 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
                 return True
             # If the window is removed from a windowed key, the result is a new key.
             return nodes.window_of(parent) is not None and not node.by_window
-        # Every task of Kafka Streams has the whole global table, so it needs no repartition topic.
+        # Every task of Kafka Streams has the whole global table, so the join needs no repartition topic.
         case nodes.Join() if nodes.joins_global_table(node):
             return False
         case nodes.Join(on=on):

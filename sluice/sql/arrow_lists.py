@@ -58,7 +58,7 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    # In reverse, so that the first place of a repeated key overwrites its later places.
+    # The places are assigned in reverse, so that the first place of a repeated key overwrites the later places.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
     places[rows[matching]] = matching

@@ -301,7 +301,7 @@ def _make_run(
     spark: SparkSession | None,
 ) -> PipedRun:
     """A run in this process, or on Spark if a test asks for it or a step needs it."""
-    # In this process, a driver takes milliseconds; Spark takes seconds to start.
+    # A run in this process starts in milliseconds. Spark takes seconds to start.
     if spark is None:
         try:
             return LocalRun(job, settings, partitions, local_query(job, settings, partitions))

@@ -1282,7 +1282,7 @@ class Stream(Handle[V]):
         for name, (kind, _) in types.items():
             # Spark's tasks import the type, too.
             contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
-            # Only stores that can be queried share their names with the pipeline's other stores.
+            # A store that can be queried needs a name that no other store of the pipeline has.
             if queryable:
                 self.pipeline.claim("store", name)
         node = self.pipeline.add(

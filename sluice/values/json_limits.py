@@ -24,7 +24,7 @@ LONGEST_NUMBER = 1_000
 MOST_UNTYPED_BYTES = 40_000_000
 """Maximum size of JSON without a declared type. Spark needs up to three times as much, at most 128 MiB."""
 MOST_LEVELS = 100
-"""Maximum nesting of arrays and objects. It is limited because later readers are recursive."""
+"""Maximum nesting of arrays and objects. It is limited because the programs that read the JSON later are recursive."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _COLON = re.compile(rb"\s*:")
