@@ -94,6 +94,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
+        _require_order(node, types, where)
     _require_backticks(text, types, where)
     _require_fields_once(tree, where)
     for mistake in _misplaced(tree):
@@ -235,6 +236,26 @@ def _require_number(node: exp.Expr, types: Mapping[str, str], where: str) -> Non
         raise TopologyError(
             f"{where}: {name} needs a number, but {text_of(node.this)} is {kind}.",
             next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
+        )
+
+
+def _require_order(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if an aggregate function looks for the largest or smallest of objects or lists."""
+    match node:
+        case exp.Max() | exp.Min():
+            compared = node.this
+        case exp.ArgMax() | exp.ArgMin():
+            compared = node.expression
+        case exp.Anonymous() if node.name.lower() == "top":
+            compared = node.expressions[0]
+        case _:
+            return
+    # `max_by(x)` has no second argument. Another check says that it needs one.
+    kind = _kind(compared, types) if compared is not None else ""
+    if kind.startswith(("ARRAY", "MAP", "STRUCT")):
+        raise TopologyError(
+            f"{where}: aggregate functions do not compare objects or lists, but {text_of(compared)} is {kind}.",
+            next_step="Compare one of its fields, for example with max_by(x, y), which gives the x of the largest y.",
         )
 
 
