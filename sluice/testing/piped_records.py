@@ -18,7 +18,7 @@ from sluice.state.ledger.history import Batch
 from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
-from sluice.values.stored_values import encode_model
+from sluice.values.stored_values import plain_model
 
 HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 """Headers by name, or as pairs of name and value if a name occurs more than once."""
@@ -73,7 +73,7 @@ def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
     return _encode(value if kind is None else as_produced(value, kind, zone))
 
 
-_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode
+_encode = msgspec.json.Encoder(decimal_format="number", enc_hook=plain_model).encode
 
 
 def _base64(value: bytes | None) -> str | None:

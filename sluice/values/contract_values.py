@@ -14,7 +14,7 @@ from msgspec import inspect
 from sluice.values.contracts import type_info, types_within
 from sluice.values.epochs import number_of, unit_of
 from sluice.values.keys import sorted_items
-from sluice.values.stored_values import encode_model
+from sluice.values.stored_values import plain_model
 
 
 def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
@@ -26,7 +26,7 @@ def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
     if all(unit_of(extra) is None for extra in marks):
         return value
     # `to_builtins` writes the tag of a union's member, by which `_with_numbers` knows the member.
-    plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=encode_model)
+    plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=plain_model)
     return _with_numbers(plain, type_info(contract), zone)
 
 

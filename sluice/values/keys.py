@@ -26,7 +26,7 @@ from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
 from sluice.values.pydantic_models import is_model
 from sluice.values.record_metadata import MOST_KEY_BYTES
-from sluice.values.stored_values import encode_model
+from sluice.values.stored_values import plain_model
 
 
 def key_text(value: Any) -> str | None:
@@ -125,7 +125,7 @@ def _json(value: Any) -> str:
         case msgspec.Struct():
             return _object(_fields(value))
         case _ if is_model(type(value)):
-            return _json(encode_model(value))
+            return _json(plain_model(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
     text = _plain(value)

@@ -122,7 +122,8 @@ def storer(kind: Any) -> Callable[[Any], Any]:
     if has_models(kind):
         plain = pydantic_models.plain_data(kind)
     else:
-        plain = partial(msgspec.to_builtins, builtin_types=_EXACT, enc_hook=encode_model)
+        # `kind` has no models, so that a model can only be within a value of type Any.
+        plain = partial(msgspec.to_builtins, builtin_types=_EXACT, enc_hook=plain_model)
     return lambda value: msgspec.convert(plain(value), converted, dec_hook=_json_text)
 
 
@@ -156,6 +157,24 @@ def encode_model(value: Any) -> Any:
     if not is_model(kind):
         raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
     return storer(kind)(value)
+
+
+def plain_model(value: Any) -> Any:
+    """For encoders of msgspec: the plain data of a model, whose fields of type Any are no stored text.
+
+    Raises TypeError for a value of another type.
+    """
+    kind: Any = type(value)
+    if not is_model(kind):
+        raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
+    return _plain_data(kind)(value)
+
+
+@cache
+def _plain_data(model: Any) -> Callable[[Any], Any]:
+    # Raises TopologyError for a model whose JSON differs from its fields.
+    stored_type(model)
+    return pydantic_models.plain_data(model)
 
 
 def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:

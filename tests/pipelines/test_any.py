@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 from pydantic import BaseModel
 
-from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, within
+from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, key_text, within
 from sluice.errors import TopologyError
 from sluice.operators.encoding import Declared
 from sluice.testing import TopologyTestDriver
@@ -204,6 +204,28 @@ def test_a_whole_value_of_type_any_stays_as_it_is(drive: Drive) -> None:
     assert raw(driver, "eight") == ["8"]
     assert raw(driver, "joined") == [f'{{"left":"x","right":{ODD}}}']
     assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["malformed"]
+
+
+class Note(BaseModel):
+    text: str
+    details: Any = None
+
+
+def test_a_model_has_plain_json_where_it_is_written_as_any_or_piped() -> None:
+    def with_note(user: User) -> User:
+        return User(user.user, [Note(text="x", details={"a": 1.5})])
+
+    pipeline = Pipeline("notes", workers=2)
+    pipeline.stream("notes", value=Note).to("copies")
+    pipeline.stream("others", value=Any).to("other_copies")
+    pipeline.stream("users", value=User).map_values(with_note, returns=User).to("noted")
+    with TopologyTestDriver(pipeline) as driver:
+        driver.pipe("notes", Note(text="x", details=[1.5]))
+        driver.pipe("others", Note(text="x", details=[1.5]))
+        driver.pipe("users", {"user": "ann"})
+        assert raw(driver, "copies") == raw(driver, "other_copies") == ['{"text":"x","details":[1.5]}']
+        assert key_text(Note(text="x", details=[1.5])) == '{"details":[1.5],"text":"x"}'
+        assert raw(driver, "noted") == ['{"user":"ann","settings":[{"text":"x","details":{"a":1.5}}]}']
 
 
 def test_a_number_that_no_query_could_decode_does_not_get_into_a_store() -> None:
