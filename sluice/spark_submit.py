@@ -325,7 +325,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         **({} if "SPARK_HOME" in os.environ else _spark_home()),
         # Options for the short-lived JVM that assembles the driver's command.
         "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
-        # Keeps the application's folder off sys.path.
+        # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),

@@ -64,7 +64,7 @@ def show(error: SluiceError) -> None:
 
 
 class Commands(TyperGroup):
-    """The group of all commands. It accepts only numbers in plain digits.
+    """The group of all commands. The commands accept numbers only in plain digits.
 
     If a command needs a package that is not installed, the error names the extra to install.
     """

@@ -82,8 +82,8 @@ def expected(records: Iterable[Sample]) -> Results:
             letter["runningCount"] += 1
             newest[key] = text
             spoken.append((key, text, time_ms))
-            # A join of a stream with a table reads the table as it is now. A later description does
-            # not change the result.
+            # A join of a stream with a table reads the row that the table has at the time of the
+            # stream's record. A later description does not change the result.
             description = descriptions.get(key)
             results.write("words_with_description_left", key, _pair(text, description))
             if description is not None:

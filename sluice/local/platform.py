@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPONENTS = {
     "api-server": ["api-server"],
-    # No log servers are started, because they would listen on all addresses: the API server reads
-    # the log files directly.
+    # No log servers are started. They would listen on all addresses, and are not needed, because the
+    # API server reads the log files itself.
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],

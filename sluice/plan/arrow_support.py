@@ -204,7 +204,7 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
-            # The argument of `count(*)` is NULL, which nobody computes.
+            # The argument of `count(*)` is NULL. It is never computed, so Arrow need not support it.
             if isinstance(tree_of(sql), exp.Null):
                 continue
             if problem := json_problem(on_arrow(sql, types).type):

@@ -366,7 +366,8 @@ class JobColumns:
         """The places where steps can fail. Call this when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
-            # A table's old value failed when it was the new value, and was reported then.
+            # If a step fails for a table's old value, it has failed for this value before, when the value
+            # was new, and the failure was reported then.
             if scope.stage:
                 conditions.append("NOT old")
             # If another step turns a record into several rows, a failure for this record is reported once.

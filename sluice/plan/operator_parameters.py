@@ -169,7 +169,7 @@ class Call:
     answers: str
     """The name under which the results are recorded with the state."""
     otherwise: str | None
-    """JSON of the result of a call that has failed; None if the record then fails."""
+    """JSON of the value that a record gets if its call has failed; None if the record fails, too."""
     size: int | None
     """The largest number of values that one call takes; None for a function of one value."""
 

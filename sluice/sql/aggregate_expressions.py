@@ -76,7 +76,7 @@ def _function(call: Call) -> AggregateFunction | None:
     tree = call.tree()
     name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
     arguments = [argument.text for argument in call.arguments]
-    # `true` means "ignore nulls", which Sluice always does.
+    # As the second argument of these functions, `true` means "ignore nulls", which Sluice always does.
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
         del arguments[1:]
     if name is None or not arguments or call.nulls == "RESPECT":

@@ -80,8 +80,8 @@ class _Naming:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Where AS is not allowed, the value is read from a field of an extra struct: Spark names
-        # the result's field after this field. Spark's optimizer removes the extra struct.
+        # Where AS is not allowed, the value is read from the field `name` of an extra struct, because
+        # Spark then gives the result's field the same name. Spark's optimizer removes the struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 

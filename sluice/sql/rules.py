@@ -808,7 +808,7 @@ def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     length = node.args.get("length")
-    # Spark's sha2 gives null for other lengths, and reads the length 0 as 256.
+    # For any other length, Spark's sha2 gives null. The length 0 means 256.
     is_usual = length is None or length.name in ("0", "224", "256", "384", "512")
     is_known = kinds[0] in ("STRING", "BINARY") and is_usual
     return Signature("STRING", kinds if is_known else None, fails=not is_known)

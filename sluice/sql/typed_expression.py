@@ -137,7 +137,7 @@ _CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """The expressions with which Spark's analyzer replaces an expression, if any: `nullif(a, b)` becomes an IF."""
+    """What Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if it keeps it."""
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))

@@ -372,7 +372,7 @@ class Call(StreamOperator):
     answers: str
     """The name under which the results are recorded with the state."""
     otherwise: str | None = None
-    """JSON of the result of a call that has failed; None if the record then fails."""
+    """JSON of the value that a record gets if its call has failed; None if the record fails, too."""
     size: int | None = None
     """The largest number of values that one call takes; None for a function of one value."""
 

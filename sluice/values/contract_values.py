@@ -35,7 +35,7 @@ _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
 
 
 def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
-    """Plain data with numbers in place of times. A test may also write values that are not of the contract's type."""
+    """Plain data with numbers in place of times. Values that do not have the contract's type stay as they are."""
     match kind:
         case inspect.Metadata():
             unit = unit_of(kind.extra)

@@ -158,7 +158,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         return _sql_type(kind.type, where)
     if isinstance(kind, inspect.UnionType):
         # Every field can be null in SQL, so `X | None` has the type of X.
-        # SQL has no unions of other types.
+        # Of other unions, only unions of classes with fields have a type in SQL.
         present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(present) == 1:
             return _sql_type(present[0], where)

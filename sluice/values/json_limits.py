@@ -39,7 +39,8 @@ def refuse_long_strings(text: bytes) -> None:
     """Raise ValueError if the JSON has a name or a string that is too long."""
     if len(text) <= LONGEST_NAME:
         return
-    # Without escaped quotation marks, every second part between quotation marks is a string.
+    # Escaped quotation marks are replaced. All others begin or end a string, so a part after an odd
+    # number of them is a string.
     plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in text else text
     for begin, end in _long_parts(plain):
         if plain.count(b'"', 0, begin) % 2:

@@ -216,7 +216,7 @@ def _instance(value: Stored) -> Any:
         return fields
     if issubclass(kind, msgspec.Struct):
         return kind(**fields)
-    # As msgspec does, without `__init__`, which may not take all fields.
+    # The instance is made without `__init__`, as msgspec makes it, because not every `__init__` takes all fields.
     instance = object.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(instance, name, field)
