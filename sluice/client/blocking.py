@@ -130,7 +130,7 @@ class _BlockingQueries(Queries):
         connection = self._connection
         with transport_errors():
             response = self.http.get(**connection.request(query))
-            # The server refuses the request: there is no token yet, or it has expired.
+            # The server refuses the request if there is no token yet, or if the token has expired.
             if response.status_code == httpx.codes.UNAUTHORIZED and connection.can_log_in:
                 connection.store_token(self.http.post(**connection.log_in_request()))
                 response = self.http.get(**connection.request(query))

@@ -38,7 +38,7 @@ _PRODUCER = {
     "queue.buffering.max.messages": "1000000",
     "log_level": "3",
 }
-"""Settings of the producer that a connection can replace."""
+"""Settings of the producer. The settings of a connection to Kafka take precedence over them."""
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _LISTED_AFTER_S = 0.05

@@ -56,9 +56,9 @@ class Rebuild:
 
     With `from_topics`, the rebuild may read fewer records than the old generation, because the
     topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
-    `replay` builds it beside the current generation while runs go on. The new generation stays
-    there until it is dropped, or until `promote`, which first repeats the batches that were
-    published meanwhile.
+    `replay` builds the new generation beside the current generation while runs go on. It stays
+    there until it is dropped or promoted. `promote` repeats the batches that were published
+    meanwhile, and then makes the new generation current.
 
     Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
     repair, if any; it is stored in a note together with the duration of the rebuild.
@@ -286,8 +286,8 @@ class Rebuild:
     ) -> History:  # fmt: skip
         """The old generation's batches, limited to the records of `sources` before `until`.
 
-        Topics that the old generation did not read are read up to their ends, or during a catch-up,
-        up to the offsets in `built`, which the new generation has read.
+        Topics that the old generation did not read are read up to their ends. If `built`, the offsets
+        up to which the new generation has read already, is given, they are read up to these offsets.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
@@ -399,8 +399,8 @@ class Rebuild:
         # Changed functions may give other results on purpose, so only the same topology has to give
         # the same state.
         is_same_topology = before.description == after.description and computes_same_state(before, after)
-        # The rebuild repeats calls and look-ups whose answers are not recorded, or are no longer.
-        # They may get other answers.
+        # The rebuild repeats the calls and look-ups whose answers were never recorded, or were removed
+        # since. They may get other answers now.
         may_differ = self.from_topics or not is_same_topology or self.job.calls_out
         if not sums[0] or (may_differ and sums[0] != sums[1]):
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])

@@ -254,7 +254,8 @@ class SluiceOperator(SparkSubmitOperator):
 def _options(context: Context) -> tuple[str, ...]:
     """The program's options for the run's action.
 
-    Fails the task without retries if the action is unknown or a point of a replay is invalid.
+    Fails the task without retries if the action is unknown, or if the start or end of a replay is
+    invalid.
     """
     parameters = context.get("params") or {}
     action = parameters.get("action", "run")

@@ -46,6 +46,8 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True)
 class _Round:
+    """What one reading of the broker and the ledger has found, for all pipelines."""
+
     lag: Lag
     """The begin and end offsets of all watched topics, without any pipeline's positions."""
     positions: Mapping[str, Offsets]
@@ -131,8 +133,9 @@ class Watch:
         return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
-        # Positions are read before end offsets. If they were read after them, a run could have read
-        # beyond these end offsets meanwhile, as if the topic had been deleted and created again.
+        # Positions are read before end offsets. In the other order, a run could read more records in
+        # between. A position could then be after the end offset, as if the topic had been deleted and
+        # created again.
         snapshots = ledger.snapshots.of_all_pipelines()
         positions: dict[str, Offsets] = {}
         for snapshot in snapshots:

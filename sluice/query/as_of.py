@@ -29,7 +29,8 @@ many thousand digits."""
 class AsOf:
     """`as_of` is a snapshot ("1.42" or "1.newest"), a run ("run:NAME") or a time; None is the newest snapshot.
 
-    "standby" is the newest snapshot that all standbys of the pipeline's workers have.
+    "1.newest" is the newest snapshot of generation 1. "standby" is the newest snapshot that all
+    standbys of the pipeline's workers have.
 
     A query raises NotReached if the snapshot has not reached `min_snapshot` and `min_positions` (topic → partition →
     next offset).
@@ -168,7 +169,7 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
                 "min_position is not a position.",
                 next_step="Write TOPIC:PARTITION:OFFSET, separated by commas.",
             )
-        # A partition may be given twice: the state must have reached both offsets.
+        # If a partition is given twice, the state must have reached the larger offset.
         offsets = positions.setdefault(topic, {})
         offsets[str(partition)] = max(offset, offsets.get(str(partition), 0))
     return positions
@@ -206,7 +207,8 @@ def _time(text: str) -> datetime:
         time = parse_moment("as_of", text)
     except QueryError:
         raise _invalid_read_point(text, *_NO_READ_POINT) from None
-    # In UTC, a time near either end of Python's calendar may lie outside of the calendar.
+    # Converted to UTC, a time near either end of Python's calendar may lie outside of the calendar,
+    # so it is limited to the calendar's ends.
     return min(max(time, _EARLIEST), _LATEST)
 
 

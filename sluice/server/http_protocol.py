@@ -40,7 +40,7 @@ UNREAD_SECONDS = 30.0
 """How long a client may read nothing while a response waits for it."""
 _MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
-"""Key in a request's scope of the function to call when the request has shown the token."""
+"""A key in a request's scope. Its value is the function to call when the request has shown the token."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -210,7 +210,7 @@ class PatientProtocol(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _wait(self, seconds: float) -> None:
-        """Close the connection in some seconds, unless the limit is changed before."""
+        """Close the connection after `seconds`, unless the limit is changed or removed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
         # A timer that fires too early looks at `_ends_at` again, so only an earlier end needs
         # another timer.

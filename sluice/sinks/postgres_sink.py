@@ -187,8 +187,8 @@ class PostgresTables:
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)
             new = [target for target in self.targets if target.output not in written]
-            # Rows go to temporary tables first, which lock nothing: a driver that is paused here
-            # does not block others.
+            # The rows are copied to temporary tables before the pipeline's row is locked, so a driver
+            # that is paused here does not block other drivers.
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])

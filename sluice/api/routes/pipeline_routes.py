@@ -144,7 +144,8 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
     await access.require_edit(query.pipeline)
     runs, parameters = access.services.runs, {"action": start.action.value}
     points = {name: text for name, text in (("from", start.begin), ("until", start.until)) if text}
-    # The user gets an error for an invalid point at once, and not in the log of a failed run.
+    # The user gets the error for an invalid start or end of a replay at once, and not in the log of
+    # a failed run.
     Span.parse(start.begin, start.until)
     if points and start.action is not Action.REPLAY:
         raise QueryError(f"Only a replay takes {' and '.join(points)}.")
