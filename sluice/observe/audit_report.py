@@ -181,8 +181,8 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
         try:
             return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
-            # A run may have published a newer snapshot meanwhile. Then the operator states of this
-            # snapshot are gone.
+            # If a run has published a newer snapshot meanwhile, the operator states of this snapshot
+            # are gone.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise

@@ -115,7 +115,7 @@ def severity(kinds: Collection[FailureKind]) -> int:
 
 
 def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """The failures in lists, each of which has the failures that say the same about several pipelines.
+    """Lists of failures. The failures that say the same about several pipelines are in one list.
 
     The lists with the worst failures come first. Equally bad ones are sorted by pipeline.
     """

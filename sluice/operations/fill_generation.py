@@ -142,8 +142,8 @@ class Merge:
                 is_kept = store.name in self.kept_stores
                 source = sources[is_kept].get(store.name)
                 if source is None:
-                    # Neither generation has a store that was added to a kept processor. It begins
-                    # empty.
+                    # Neither generation has a store that was added to a kept processor. Such a store
+                    # begins empty.
                     break
                 of_store = _Input(is_kept, source.group_id, sizes[is_kept][source.group_id])
                 if of_store not in inputs:

@@ -126,8 +126,8 @@ def _shards(
     try:
         return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
-        # The new place has a shard in use. It replaces the old shard if it has the published state
-        # and the old shard does not.
+        # The new place has a shard in use. This shard takes the place of the old shard if it has the
+        # published state and the old shard does not.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)
             if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):

@@ -88,8 +88,8 @@ class Rebuild:
             history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
-            # A worker may move meanwhile. The promotion then fails, because the new shards would be
-            # at the old place.
+            # If a worker moves while the generation is built, the promotion fails, because the
+            # worker's new shard would be at its old place.
             places = ledger.placements.epochs(name)
             rebuilding.build(new, history.published)
             # Compare the state before the unpublished batch is built, because that batch has no

@@ -83,7 +83,7 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
-    """Whether the topics have none of a batch's records. False for a topic that does not exist now."""
+    """Whether the topics have none of a batch's records any more. False if one of the topics does not exist."""
     for topic, ends in batch.ends.items():
         for partition, end in ends.items():
             if begins.get(topic, {}).get(int(partition), -1) < end:

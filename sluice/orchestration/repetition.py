@@ -1,7 +1,7 @@
 """Decides when Airflow repeats a failed run, and notes this in the ledger.
 
 An error that a retry cannot repair, such as a wrong setting, fails the task at once: see
-`operator.SluiceOperator`. Airflow does not ask for a decision then.
+`operator.SluiceOperator`. In this case, Airflow does not ask for a decision.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AttemptEnded(AirflowException):
 class Repetition(RetryPolicy):
     """Repeats a pipeline's run after a delay that about doubles with each attempt.
 
-    Airflow's own exponential delays are random, and only its scheduler knows them. `sluice status`
-    and the page could then not say when the run is repeated.
+    Airflow's own exponential delays are random, and only its scheduler knows them. With these delays,
+    `sluice status` and the page could not say when the run is repeated.
     """
 
     def __init__(self, pipeline: str) -> None:

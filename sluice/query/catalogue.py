@@ -146,7 +146,7 @@ class Catalogue:
         return await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:
-        """Raise Gone if retention has removed a result's snapshot: the result may then lack rows."""
+        """Raise Gone if retention has removed the snapshot of a result, because the result may lack rows."""
         cached = self._cache.get(_newest_of(ref.pipeline))
         newest = None if cached is None or cached.value is None else cached.value.snapshot
         if newest is not None and (newest.ref, newest.batch) == (ref, batch):

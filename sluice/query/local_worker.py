@@ -105,7 +105,8 @@ class LocalWorker:
             shard = self._shards.get(purpose)
             if shard is None or not shard.is_current():
                 # The file was removed or replaced. The old connection is not closed here, because
-                # another thread may still read from it; it closes with its last reference.
+                # another thread may still read from it. Python closes the connection when no thread
+                # refers to it any more.
                 self._shards.pop(purpose, None)
                 shard = LocalShard.open(self._location)
                 try:

@@ -141,7 +141,7 @@ def identity_of(base_url: str) -> str:
         new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
         make_file(new)
         new.write_text(secrets.token_hex(32))
-        # Another server of this folder may have made the file meanwhile. Then its file stays.
+        # If another server of this folder has made the file meanwhile, that file stays.
         with suppress(FileExistsError):
             file.hardlink_to(new)
         new.unlink()

@@ -56,7 +56,8 @@ _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The entry in a column's metadata with the declared type VARCHAR or CHAR, for which Spark's own type is STRING."""
+"""The entry in the metadata of a VARCHAR or CHAR column that contains this declared type. Spark's own type of the
+column is STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,8 +168,8 @@ class DeltaSink:
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # This commit fences off earlier writers: their next version is below it,
-        # and Delta Lake skips or rejects it.
+        # This commit fences off earlier writers. The version of their next commit is below the version
+        # of this commit, so Delta Lake skips or rejects their commit.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
@@ -276,7 +277,7 @@ class DeltaSink:
         least, most = _literal(min(values)), _literal(max(values))
         conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
         clauses = []
-        # Appended rows have no key: a row that is there already stays as it is.
+        # Appended rows have no key. If the table has such a row already, the row stays as it is.
         if self.target.table.key is not None:
             clauses.append(f"WHEN MATCHED AND s.{_DELETED} THEN DELETE")
             changes = [_equal(name) for name in names[len(identity) :]]

@@ -197,10 +197,10 @@ def close_file(url: str) -> None:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -> None:
-    # Otherwise, Python's driver would begin a transaction itself before a write, but none before
-    # reads.
+    # Without this setting, Python's driver would begin a transaction by itself before a write, but
+    # none before a read.
     connection.isolation_level = None
-    # This is the first access to the file. It fails if the file is not a database.
+    # The first access to the file, which raises an error if the file is not a database.
     prepare_to_write(connection, durable=durable)
     close_database(path)
 

@@ -1,7 +1,7 @@
 """Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
 
-Each file is first imported in a separate process, so that a file that hangs, exits or crashes ends
-only that process.
+A file is imported in a separate process before this process imports it, so that a file that hangs,
+exits or crashes ends only the separate process.
 """
 
 from __future__ import annotations

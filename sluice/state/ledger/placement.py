@@ -95,8 +95,8 @@ class Placements(LedgerPart):
                     next_step="To bring it here, start this server without --workers, then: sluice move "
                     f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
-            # The address is the same, but the server may have got a certificate since then, which
-            # changes `tls`.
+            # The address is the same, but `tls` differs if the server has got a certificate since the
+            # worker was placed.
             if before != placement:
                 replace_placement(connection, placement)
 

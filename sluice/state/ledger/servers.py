@@ -1,6 +1,7 @@
-"""The state server of each address.
+"""Which state server has which address.
 
-The ledger, not the network, decides which server has an address.
+Each server registers its address in the ledger, because the network alone does not tell servers apart: every host
+calls itself 127.0.0.1, for example.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Servers(LedgerPart):
             before = connection.execute(select(SERVERS.c.server).where(*here)).scalar()
             if before == server:
                 return
-            # Two servers may have registered the same address, such as 127.0.0.1, which every host
-            # calls its own. Readers would then ask the wrong server.
+            # Two servers may call themselves by the same address, such as 127.0.0.1. If both could
+            # register this address, readers would ask the wrong server.
             if before is not None and not takes_over:
                 raise Refused(
                     f"Another state server has the address {address_of(host, port)}, which each host calls its own.",

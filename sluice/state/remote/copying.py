@@ -161,7 +161,7 @@ class ShardCopy:
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
         """Copy the batches from `since` on.
 
-        An interrupted attempt may have copied a part of them. That part is removed first.
+        If an interrupted attempt has copied a part of them, that part is removed before the copying.
         """
         target.replace_journal(since, journal)
         self._copy_pages(target, since, NO_PLACES)

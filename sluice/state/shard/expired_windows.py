@@ -36,8 +36,8 @@ def expire(
 ) -> tuple[list[tuple[Any, ...]], int]:
     """Within a transaction, write tombstones for each group's windows that ended before a time.
 
-    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and the
-    growth of the table in rows. Idempotent per batch.
+    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and by how
+    many rows the table has grown. A call for the same batch can be repeated.
     """
     driver.execute(_CREATE_HORIZONS)
     driver.execute(_CREATE_INDEX)

@@ -77,8 +77,8 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist.
 
-        Without `anew` and `continued`, it must only be called for a generation without a snapshot,
-        because it would replace a lost shard by an empty one. With `anew` or `continued`, the shard
+        Without `anew` and `continued`, call this only for a generation without a snapshot. Otherwise,
+        an empty shard would take the place of a lost shard. With `anew` or `continued`, the shard
         is sealed, to be filled from another shard. If there is a sealed shard already, `anew`
         replaces it, and `continued` keeps its rows. Raises Refused if there is a shard in use.
         """
@@ -353,7 +353,7 @@ class LocalShard(Shard):
         return Checksums(checksum_of(totals.pop(STATE_ROWS, 0)), checksum_of(sum(totals.values())))
 
     def checksum(self, as_of: int) -> str:
-        """The recorded checksum of the state rows."""
+        """The recorded checksum of the state rows at batch `as_of`."""
         return self._recorded_checksum(STATE_ROWS, as_of) or NO_CHECKSUM
 
     @override
@@ -377,7 +377,10 @@ class LocalShard(Shard):
             position = page[-1][:4]
 
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
-        """The checksum of an operator's states, or of the state rows, at batch `as_of`; None if there is no batch."""
+        """The checksum of an operator's states, or of the state rows, at batch `as_of`.
+
+        None if no batch up to `as_of` has written such states or rows.
+        """
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 

@@ -48,7 +48,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether all keys of the worker share the state. The key is empty then."""
+    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
+    If it is a table's row that a processor reads, `key` names the row."""
     replaces: int = 0
     """The digest of the version that this state replaces; 0 if there is none."""
 

@@ -85,7 +85,7 @@ class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
 
     row: VersionId | None
     state: tuple[int, int, str, int] | None
-    """Operator, whether all keys share the state (0 or 1), key and batch."""
+    """Operator, `shared` (0 or 1), key and batch."""
     answer: int | None = None
     """The time of the newest answers, epoch ms."""
 
@@ -167,7 +167,7 @@ class Shard(Protocol):
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         """Add tombstones to a written batch for each group's windows that ended before a time.
 
-        `ends`: group id → this time, epoch ms. Idempotent.
+        `ends`: group id → this time, epoch ms. Can be repeated.
         """
 
     def read_states(
@@ -175,8 +175,9 @@ class Shard(Protocol):
     ) -> dict[str, StoredState]:
         """An operator's states of these keys as of the batch before `before`.
 
-        Omits keys without a state. The state that all keys of the worker share (`shared`) has the
-        empty key.
+        Omits keys without a state. With `shared`, returns states that belong to no key: the state
+        that all keys of the worker share has the empty text as its key, and a table's row that a
+        processor reads has the row's name.
         """
 
     def due_keys(
@@ -199,7 +200,7 @@ class Shard(Protocol):
     ) -> int | None:
         """The earliest time later than `after`, in ms, at which a state of the operator is due.
 
-        None if none is due then. The states are those as of the batch before `before`. `clock` is
+        None if no state has such a time. The states are those as of the batch before `before`. `clock` is
         `due` for stream time, or `wall` for the wall clock.
         """
 

@@ -235,7 +235,8 @@ def _versions(
         wanted, limit = set(windows), _READ_PER_WINDOW * len(windows)
         first, last = min(windows)[0], max(windows)[0]
         rows = cursor.execute(_BEFORE_ALL, (group_id, key, first, last, batch, limit)).fetchall()
-        # If the limit was reached, rows of the last window may be missing. It is read again below.
+        # If the limit was reached, rows of the last window may be missing, so this window is read
+        # again below.
         missing_from = rows[-1][:2] if len(rows) == limit else (sys.maxsize, sys.maxsize)
         for start, end, value, digest in rows:
             window = start, end

@@ -48,8 +48,8 @@ def migrate(engine: Engine) -> None:
     from before the first release, if a newer version of Sluice has migrated it, or if it has lost
     its version.
     """
-    # Almost every ledger has this version already. Reading it takes no lock, so it does not wait
-    # for writers.
+    # Almost every ledger has the version `HEAD` already. Reading the version takes no lock, so it
+    # does not wait for writers.
     with waits_limited(ANSWER_SECONDS), engine.connect() as connection:
         if _version(connection) == HEAD:
             return
