@@ -145,6 +145,7 @@ def session(settings: Settings, name: str) -> SparkSession:
     with _settings_errors():
         spark = builder.getOrCreate()
         # Spark checks a setting's value only when it is set, not when a session is built with it.
+        # So each setting is set again.
         for key in filter(spark.conf.isModifiable, settings.spark_conf):
             value = str(spark.conf.get(key))
             spark.conf.set(key, value)

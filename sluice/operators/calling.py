@@ -116,7 +116,8 @@ class Calls:
             else:
                 loop.call_soon_threadsafe(_settle, result, value, None)
 
-        # A pool's threads would keep the process from ending while a call hangs.
+        # The call gets a thread of its own, a daemon: a pool's threads would keep the process from
+        # ending while a call hangs.
         thread = Thread(target=run, name="sluice-call", daemon=True)
         thread.start()
         try:

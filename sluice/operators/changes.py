@@ -29,6 +29,7 @@ class Changes(Timeless):
             return
         old, new = state.value, row.value
         # A table can delete a row that it does not have, such as a row that a filter never passed.
+        # This is no change.
         if old is None and new is None:
             return
         kind = "insert" if old is None else "delete" if new is None else "update"

@@ -56,6 +56,7 @@ def _to_json(value: Any) -> bytes:
 
 def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
+    # So only JSON that contains one of these words needs a closer look.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
         plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model)
         require_all_finite(plain)

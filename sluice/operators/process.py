@@ -137,7 +137,8 @@ class Process:
             forwarded = None
         if forwarded is None:
             self._context.undo_changes()
-            # What has happened to one of many records probably happens to others, too.
+            # What has happened to one of many records probably happens to others, too, so all later
+            # rows are processed one by one.
             self._goes_by_row = True
             return None
         return forwarded.results()

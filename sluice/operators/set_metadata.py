@@ -69,7 +69,8 @@ def _milliseconds(text: str | None) -> int:
     try:
         time = msgspec.convert(text, datetime)
     except msgspec.ValidationError:
-        # Python has no times after the year 9999. The check below rejects this time.
+        # Python cannot represent this time, for example a time after the year 9999. The check below
+        # rejects `_BEFORE_ALL` instead.
         time = _BEFORE_ALL
     # Kafka's records have no times before 1970.
     if time < _EPOCH:

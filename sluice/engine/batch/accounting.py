@@ -253,12 +253,13 @@ class RecordSinks:
                 skipped |= failed
             else:
                 rejected |= failed
-            # Count a record once, even if other steps have turned it into several rows.
-            # The first of these rows may belong to the last record of the previous batch.
+            # Count a record once, even if other steps have turned it into several rows. The first
+            # rows may belong to the last record of the previous batch, which has been counted.
             if records is not None:
                 last, of_rows = results.rejected.get(failure.column, -1), records[rows]
                 rows = rows[np.diff(of_rows, prepend=last) != 0]
-                # The next batch of this task may begin with more rows of the same record.
+                # The next batch of this task may begin with more rows of the last record, so its
+                # offset is kept.
                 results.rejected[failure.column] = int(of_rows[-1])
             results.counts[f"failed/{step.name}"] += len(rows)
             for row in rows.tolist() if step.on_error == "dead_letter" else ():
@@ -326,7 +327,8 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
     Empty in a job without operators.
     """
-    # Without operators, results do not depend on an order across partitions.
+    # Without operators, results do not depend on an order across partitions, so records need no
+    # positions.
     if "_sequence" not in batch.schema.names:
         return {}
     source = batch.column("_source")[0].as_py()

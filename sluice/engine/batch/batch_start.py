@@ -73,7 +73,7 @@ def this_batch() -> BatchStart:
     """The start of this task's batch."""
     if (here := _HERE.get()) is not None:
         return here
-    # Without Spark, a batch must not wait for the import of PySpark.
+    # PySpark is imported only here, because a batch without Spark must not wait for this import.
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -108,7 +108,8 @@ def this_worker() -> int:
 
     context = TaskContext.get()
     assert context is not None
-    # Stages are partitioned by the worker's number.
+    # Stages are partitioned by the worker's number, so the partition's number is the worker's
+    # number.
     return context.partitionId()
 
 

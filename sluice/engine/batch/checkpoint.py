@@ -38,7 +38,8 @@ def write_checkpoint(
         _write(checkpoint / f"sources/{number}/0", ["\0v1", _line(before, topics)])
     logs: dict[int, Sources] = {plan.number: plan.ends}
     if plan.number:
-        # Spark begins a batch at the end offsets of the previous batch.
+        # Spark begins a batch at the end offsets of the previous batch. So the checkpoint contains
+        # a previous batch that ends at the offsets `before`.
         logs[plan.number - 1] = before
         _write(
             checkpoint / f"commits/{plan.number - 1}",

@@ -44,7 +44,8 @@ def describe_error(error: BaseException) -> str:
     """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
     if isinstance(error, RecordedFailure):
         return str(error)
-    # An author's exception may raise an error of its own when it is turned into text.
+    # An author's exception may raise an error of its own when it is turned into text. `error_text`
+    # returns a text even for such an exception.
     text = error_text(error)
     text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
     return text[:LONGEST_DETAIL]

@@ -103,8 +103,8 @@ class RowBatchWriter:
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices that are not too large for a row batch."""
     if batch.num_rows:
-        # Spark may declare that a column has no nulls. All batches of
-        # a row batch need the same schema.
+        # Spark may declare that a column has no nulls. All batches of a row batch need the same
+        # schema, so each batch gets this one.
         batch = pa.RecordBatch.from_arrays(
             [batch.column(name) for name in SCHEMA.names],
             schema=SCHEMA,

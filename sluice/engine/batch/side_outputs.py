@@ -207,7 +207,7 @@ def _file_of_task() -> Path | None:
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """
-    # A batch without Spark must not wait for the import of PySpark.
+    # Importing PySpark here would make a batch without Spark wait for the import.
     if "pyspark" not in sys.modules:
         return None
     from pyspark import TaskContext

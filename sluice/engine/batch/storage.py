@@ -32,7 +32,7 @@ class Storage:
     locations: tuple[str, ...] = field(repr=False)
     """Addresses of the workers' shards."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variable → URL, of the databases in which records are looked up."""
+    """Environment variable → the URL of a database in which records are looked up."""
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
@@ -120,7 +120,7 @@ class Storage:
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
             expected = None if audit is None else audit.published_checksums(worker)
-            # This also fences earlier holders of the lease off from the shard.
+            # `damage` also fences earlier holders of the lease off from the shard.
             if reason := damage(address, published, expected, epoch):
                 ledger.quarantine.add(self.ref, worker, reason)
         if quarantined := ledger.quarantine.get(self.ref):

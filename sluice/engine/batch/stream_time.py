@@ -78,7 +78,8 @@ class StreamTimes:
 
         Co-partitioned topics share the stream time of each partition number.
         """
-        # The topics of an operator may have different numbers of partitions.
+        # The topics of an operator may have different numbers of partitions. The largest number
+        # counts.
         numbers = range(max(self.partitions[topic] for topic in topics))
         active = [number for number in numbers if not self.is_idle(topics, number)]
         return min(

@@ -90,7 +90,8 @@ class PartialAggregates:
         columns = {name: added.column(name) for name in ("key", "window_start")}
         columns |= {name: added.column(f"{name}_max") for name in ("window_end", "time")}
         for part in parts:
-            # Arrow gives a sum of decimals a type with more digits than Spark does.
+            # Arrow gives a sum of decimals a type with more digits than Spark does, so the sum is
+            # cast to Spark's type.
             total = added.column(f"{part.column}_{part.function}")
             columns[part.column] = total.cast(part.type)
         return pa.table(columns).combine_chunks()

@@ -223,7 +223,8 @@ def accepted_records(
         sink, table, sizes > limits.size, rejected, "too_large",
         lambda row: f"{sizes[row]} bytes; {sink.topic} accepts at most {limits.size}",
     )  # fmt: skip
-    # A record without a key makes the broker of a compacted topic refuse the whole batch with the record.
+    # If a record without a key were sent to a compacted topic, the broker would refuse the whole
+    # batch of records, so the record is rejected here.
     if limits.needs_key:
         has_no_key = np.asarray(pc.is_null(table.column("key")))
         table = _reject(

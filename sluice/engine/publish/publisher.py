@@ -203,8 +203,8 @@ class Publisher:
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
-        # A topic that was deleted and created again during the batch has
-        # other records at the same offsets.
+        # A topic that was deleted and created again during the batch has other records at the same
+        # offsets. Such a batch must not be published.
         self.identity.check_identity()
         phases.end("audit")
         metadata = self._metadata(result)
@@ -297,7 +297,8 @@ class Publisher:
             written = self._writer.write(metadata, result.output, dead_letters, rejected)
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
-                # Tasks that write at least once have counted unwritten records, too.
+                # Tasks that write at least once have counted unwritten records, too, so the counts
+                # are added.
                 result.counts[name] = result.counts.get(name, 0) + number
         for name, number in result.counts.items():
             if name.startswith(_OUTPUT):

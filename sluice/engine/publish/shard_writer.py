@@ -87,7 +87,7 @@ class ShardWriter:
     """The ids of rows that are returned to the driver but not written to the shard: output records
     of operators, and rejected rows."""
     stores: frozenset[int]
-    """The operators with stores."""
+    """The numbers of the operators with stores."""
     epoch: int
     """Epoch of the lease that covers the writes."""
     side_outputs: SideOutputs
@@ -159,7 +159,7 @@ class ShardWriter:
         Returns the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
-        # once.
+        # once, so only the first worker returns it.
         wanted = self.wanted if worker == 0 else self.wanted - self.tables
         changes = [RETURNED_ROW.empty_table()]
         replaced = 0
@@ -237,7 +237,7 @@ class ShardWriter:
             pa.array(self.totals.groups, pa.int32()),
         )
         rest = _chosen(state_rows, pc.invert(is_of_group))
-        # A row without a key belongs to no store.
+        # A row without a key belongs to no store, so it is left out.
         changes = rest.filter(rest.column("key").is_valid())
         if len(_last_rows(changes)) < len(changes):
             changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])

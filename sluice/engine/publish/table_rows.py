@@ -88,7 +88,7 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
 
 
 def _key(column: Column, key: str) -> Any:
-    """The value of the key's column; a key is always text, even if the column's type is a number."""
+    """The value for the key's column. The key, a text, becomes a number in a column of numbers."""
     try:
         return column.encode(msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode())
     except ValueError as error:

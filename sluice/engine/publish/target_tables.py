@@ -1,4 +1,4 @@
-"""The tables outside Kafka to which a job writes: in databases, with the URLs of the settings, and in Delta Lake."""
+"""The tables outside Kafka that a job writes: PostgreSQL tables and Delta tables."""
 
 from __future__ import annotations
 

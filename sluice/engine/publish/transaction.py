@@ -232,8 +232,8 @@ class TransactionalOutput:
                 if written.get(topic):
                     continue
                 counts[topic] = counts.get(topic, 0) + table.num_rows
-                # A batch that was written before gets a transaction only
-                # for topics that are new since then.
+                # A batch that was written before gets a transaction only for topics that were added
+                # to the pipeline after it was written.
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin_transaction()
                     checksums[topic] += _produce(self._producer, topic, table)
@@ -336,7 +336,8 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
     """Settings for a fast producer with batches no larger than the topics' limits."""
-    # Kafka applies a topic's limit to batches of records, not to single records.
+    # Kafka applies a topic's limit to batches of records, not to single records. So no batch may be
+    # larger than the smallest limit.
     sizes = [limit.size for limit in limits.values()]
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *sizes))}
 

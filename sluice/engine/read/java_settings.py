@@ -59,7 +59,7 @@ def _is_security(name: str) -> bool:
 
 
 def _sasl(kafka: Mapping[str, str]) -> dict[str, str]:
-    # librdkafka knows the setting under both names, and has this default.
+    # librdkafka knows the setting under both names. Its default is GSSAPI.
     mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms") or "GSSAPI"
     module = _LOGIN_MODULES.get(mechanism)
     if module is None:
@@ -112,7 +112,8 @@ def _ssl(kafka: Mapping[str, str]) -> dict[str, str]:
         if password := kafka.get("ssl.key.password"):
             texts["ssl.key.password"] = password
     if (algorithm := kafka.get("ssl.endpoint.identification.algorithm")) is not None:
-        # librdkafka writes `none`, and the Java client an empty text.
+        # To switch off the check of host names, librdkafka needs `none`, and the Java client an
+        # empty text.
         texts["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
     return texts
 

@@ -252,7 +252,8 @@ class _PartitionRead:
 def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]]:
     """For each partition, the sequences of its first records: those that precede every record not read so far.
 
-    Only the order of these records is certain: an unread record could come before any later one.
+    Only the order of these records is certain. An unread record may come before any of the other
+    records that were read.
     """
     incomplete: list[tuple[int, int]] = []
     for number, partition in enumerate(read):
@@ -267,7 +268,8 @@ def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]
         if number == lowest:
             certain.append(sequences)
             continue
-        # Records with equal sequences are in the order of their partitions.
+        # Records with equal sequences are in the order of their partitions. So in partitions before
+        # the partition `lowest`, records with the sequence `sequence` are certain, too.
         side: Literal["left", "right"] = "right" if number < lowest else "left"
         certain.append(sequences[: np.searchsorted(sequences, sequence, side=side)])
     return certain

@@ -98,10 +98,10 @@ class SourceIdentity:
         places: dict[tuple[str, int], int] = {}
         for source in self.sources.get(self.ref):
             topic = topics.get(source.topic)
-            # For a topic that was created again, the check of its id raises an error.
+            # If a topic is gone or was created again, another check reports it.
             if topic is None or topic.id != source.topic_id or not source.fingerprint:
                 continue
-            # Retention may have removed the record.
+            # If retention has removed the record, it cannot be compared.
             is_kept = source.partition < len(topic.ends) and source.last >= topic.ends[source.partition][0]
             if is_kept:
                 last[source.topic, source.partition] = source
@@ -114,7 +114,7 @@ class SourceIdentity:
         compacted = {topic for topic in limits if limits[topic].needs_key}
         for place, offset in places.items():
             record = records.get(place)
-            # Compaction may have removed the record.
+            # If compaction has removed the record, it cannot be compared.
             if record is None and place[0] in compacted:
                 continue
             if record is None or _fingerprint(record) != last[place].fingerprint:
@@ -172,7 +172,7 @@ class SourceIdentity:
         topic: str,
         recorded: Iterable[SourcePartition],
     ) -> None:
-        # All recorded partitions of a topic have the same id.
+        # All recorded partitions of a topic have the topic's id, so any of them gives this id.
         id_read = next((source.topic_id for source in recorded if source.topic == topic), None)
         if current is None and id_read is None:
             raise InputError(

@@ -40,7 +40,7 @@ _METADATA = "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMet
 
 @dataclass
 class BatchLoop:
-    """Runs the batches of a job's generation, whose lease is held."""
+    """Runs the batches of a job's generation. This driver holds the generation's lease."""
 
     query: JobQuery
     publisher: Publisher

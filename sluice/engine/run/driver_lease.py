@@ -253,13 +253,15 @@ def is_gone(row: LeaseRow) -> bool:
     # Process ids of another machine or container say nothing about processes here.
     if not (machine and started) or machine != _machine():
         return False
-    # `/proc` may hide processes of other users (its mount option `hidepid`).
+    # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,
+    # only the id can be checked.
     return _start_time(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
 
 
 def _machine() -> str:
     """The machine's boot id and process-id namespace; empty if they are unknown."""
-    # Containers of one host share its boot id, but each counts its processes from 1.
+    # Containers of one host share its boot id, but each counts its processes from 1. So the
+    # namespace of the process ids is needed, too.
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id}/{Path('/proc/self/ns/pid').readlink()}"

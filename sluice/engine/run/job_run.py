@@ -162,7 +162,8 @@ class JobRun:
         writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
         output = self._output(writer, limits)
-        # The session was being started while Kafka and the ledger were read.
+        # The session was being started while Kafka and the ledger were read. It is needed from here
+        # on.
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)

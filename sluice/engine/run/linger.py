@@ -55,8 +55,8 @@ class Linger:
             # Another driver may have taken the lease over while this driver waited.
             self.check()
             lag = self._lag(positions)
-            # Tasks assume the numbers of partitions with which the query was
-            # made, so the run makes a new query.
+            # Tasks assume the numbers of partitions with which the query was made. New partitions
+            # need a new query, which the run makes.
             if lag is not None and self._has_new_partitions(lag):
                 return "partitions"
             if lag is not None and lag.readable:

@@ -76,7 +76,7 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 def _cause(message: str) -> str:
     """The innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
-    # Java writes the chain of causes from the outermost to the innermost.
+    # Java writes the chain of causes from the outermost to the innermost, so the last one counts.
     prefix = "Caused by: "
     causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]

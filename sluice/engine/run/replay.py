@@ -17,11 +17,11 @@ class ReplayStep:
     """A batch to run again, with its end offsets and clock."""
 
     ends: Positions
-    """The batch's end offsets, for the partitions that existed at that time."""
+    """The batch's end offsets, for the partitions that existed when the batch first ran."""
     begun: int | None = None
     """The time at which the batch began, epoch ms; None for now."""
     partitions: Mapping[str, int] | None = None
-    """Topic → its number of partitions at that time; None for the current numbers."""
+    """Topic → its number of partitions when the batch first ran; None for the current numbers."""
     by_clock: bool = False
     """Whether the batch's result depended on the clock."""
 
@@ -91,7 +91,7 @@ def join_steps(
 
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
-    """Whether all results are exact and independent of the time of processing."""
+    """Whether no result depends on where batches end, or on the time of processing."""
     return (
         not job.has_operators
         and not any(isinstance(layer, Transformation) for layer in job.layers)

@@ -55,7 +55,8 @@ def _stage_tasks(job: Job) -> Iterator[str]:
 def _cores(spark: SparkSession) -> int:
     """The number of cores of all executors. Runs a job first, because Spark then waits for an executor."""
     spark.range(1).collect()
-    # A cluster starts executors one after the other, and Spark counts only the cores of running executors.
+    # A cluster starts executors one after the other, and Spark counts only the cores of running
+    # executors. So wait for further executors.
     if not is_local(spark.sparkContext.master or ""):
         time.sleep(_JOIN_SECONDS)
     return int(spark.sparkContext.defaultParallelism)

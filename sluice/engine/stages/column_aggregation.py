@@ -173,11 +173,13 @@ class ColumnAggregation:
         operator = run.operator
         if not isinstance(operator, WindowAggregation) or operator.retracts:
             return None
-        # A subclass of `Suppress` may hold back more than the last result of a window.
+        # This class does the work of `Suppress` itself. A subclass may hold back more than the last
+        # result of a window.
         if any(type(each.operator) is not Suppress for each in suppressing):
             return None
         window = operator.window
-        # The order in which sessions merge decides between records that are equally good for `max_by`.
+        # If records are equally good for `max_by`, the order in which sessions merge decides
+        # between them. So values of sessions are not picked here.
         in_order = not isinstance(window, SessionWindow)
         functions = ColumnFunctions.of(operator.calculation, in_order=in_order)
         if functions is None or not isinstance(window, TimeWindow | SlidingWindow | SessionWindow):

@@ -50,7 +50,8 @@ class ForeignKeyMoves:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            # Spark may declare that a column has no nulls. All batches of a table need one schema.
+            # Spark may declare that a column has no nulls. All batches of a table need one schema,
+            # so each batch gets this one.
             columns = [batch.column(name) for name in SCHEMA.names]
             held.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
             table = pa.Table.from_batches(held)

@@ -201,7 +201,9 @@ class OperatorRun:
                 releases = UnmatchedSearches(self.timeline, join)
             case Process() as process:
                 # In Kafka Streams, a task fires timers only after it has processed a record with
-                # all its effects.
+                # all its effects. A processor that reads a topic, directly or after stateless
+                # steps, may get several rows of one record, so its timers fire after the record's
+                # last row.
                 after_record = any(edge.counts_every_record for edge in self.spec.plan.edges)
                 process.fires_with_rows = not after_record
                 releases = Releases(self.timeline, before_row=False, after_record=after_record)

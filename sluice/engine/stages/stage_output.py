@@ -204,7 +204,8 @@ class StageOutput:
                 headers=headers,
             )
             listener.process(row, self)
-            # The listener has set the operator and the headers for its own results.
+            # The listener has set the operator and the headers for its own results, so they are set
+            # back.
             self.operator, self.headers = operator, headers
 
     def _append(

@@ -192,6 +192,7 @@ class StageRun:
     def process(self, by_target: dict[int, list[dict[str, pa.Array]]]) -> Iterator[pa.RecordBatch]:
         """Pass all rows to their operators, one operator after the other. Yields results, and frees the rows."""
         # Operators do not depend on each other within a stage, unless one is chained to the other.
+        # So each operator can process all of its rows before the next operator begins.
         for number, run in self.operators.items():
             if number not in by_target:
                 continue

@@ -136,7 +136,7 @@ class Timeline:
         """The clocks of the partitions with this number."""
         times, of_number = self._times, self._numbers == number
         before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
-        # While a partition was idle, the closed time may have passed its stream time.
+        # While a partition was idle, the closed time may have passed the partition's stream time.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
             _, after_each = advance(times, of_number, before["closed"])

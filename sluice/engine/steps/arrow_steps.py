@@ -66,7 +66,8 @@ class ArrowSteps:
         types = zip(steps.schema.names, steps.schema.types, strict=True)
         different = [name for name, kind in types if not is_same(kind, by_spark.field(name).type)]
         if different:
-            # Python workers import this module, and structlog takes 0.1 seconds.
+            # Imported only here: Python workers import this module, and structlog takes 0.1
+            # seconds.
             import structlog
 
             structlog.get_logger().warning(

@@ -151,6 +151,7 @@ def local(file: str) -> Path:
     """The path of the pipeline's file: on a cluster's executor the driver's copy, elsewhere the original."""
     from pyspark import SparkFiles
 
-    # An executor's host may have another version of the file at the same path.
+    # An executor's host may have another version of the file at the same path, so an executor uses
+    # the driver's copy.
     is_executor = SparkFiles._is_running_on_worker and SparkFiles.getRootDirectory() == "."
     return Path(SparkFiles.get(Path(file).name)) if is_executor else Path(file)

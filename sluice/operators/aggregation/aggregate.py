@@ -231,7 +231,7 @@ class Aggregate(Timeless, Aggregation):
         except KeyboardInterrupt:
             raise
         except BaseException:
-            # The functions may have modified aggregates.
+            # The functions may have modified aggregates before one of them failed.
             for state in states:
                 self._restore(state, state.copy())
             # The caller then processes the rows one by one, and so finds the row that fails.
@@ -274,7 +274,7 @@ class Aggregate(Timeless, Aggregation):
             return added
         borders = np.searchsorted(given, rows.starts)
         numbers = np.flatnonzero(np.diff(borders))
-        # The records of a key are one window.
+        # Without windows, all records of a key count as one window, whose bounds do not matter.
         bounds = np.zeros(len(numbers), np.int64)
         windows = WindowRanges(numbers, bounds, bounds, borders[numbers], borders[numbers + 1])
         values = rows.columns["value"].take(pa.array(given))

@@ -48,13 +48,13 @@ class Calculation(Protocol):
         """Return the value that a row's dead letter contains."""
 
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
-        """Return the aggregate with the value added. May modify its argument."""
+        """Return the aggregate with the value added. May modify `aggregate`."""
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
-        """Return the aggregate with a previously added value removed. May modify its argument."""
+        """Return the aggregate with a previously added value removed. May modify `aggregate`."""
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Return the combined aggregate of two sessions. May modify its arguments."""
+        """Return the combined aggregate of two sessions. May modify both aggregates."""
 
     def copy(self, aggregate: Any) -> Any:
         """Return an independent copy for another window."""
@@ -148,7 +148,8 @@ class Functions:
                 texts[at] = _text(argument)
             elif argument is not None:
                 texts[at] = ArgumentPair(_text(argument.x), argument.y)
-        # Two maps with the same entries in different orders are one value, but two texts.
+        # Two maps with the same entries in different orders are one value, so they must become one
+        # text.
         for at in self._map_arguments:
             texts[at] = None if texts[at] is None else _with_sorted_names(texts[at])
         return texts

@@ -255,7 +255,7 @@ class ColumnFunctions:
 def _is_columnar(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Extreme):
         return accumulator.kind in (int | None, Decimal | None)
-    # `isinstance` would accept `BigintSum`, too, which can fail.
+    # `isinstance` would accept `BigintSum`, too, whose result can raise an error.
     return type(accumulator) in (Count, Sum, Average, DecimalSum, DecimalAverage, ExactSum, ExactAverage)
 
 
@@ -276,7 +276,11 @@ def _argument(accumulator: Accumulator, column: Sequence[Any]) -> Arguments:
 
 
 def _decimal_argument(is_given: Mask, column: Sequence[Decimal | None]) -> Arguments:
-    """Decimals as integers. Raises NumbersTooLargeError if the numbers of decimal places differ."""
+    """Decimals as integers.
+
+    Raises NumbersTooLargeError if the decimals differ in their numbers of decimal places, or if
+    these numbers or the integers are too large.
+    """
     exponents = {int(value.as_tuple().exponent) for value in column if value is not None}
     exponent = exponents.pop() if exponents else 0
     if exponents or exponent not in _PLAIN_EXPONENTS:

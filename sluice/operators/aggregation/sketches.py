@@ -97,7 +97,10 @@ def _place(hashed: int) -> tuple[int, int]:
 
 
 def _estimate(registers: bytearray) -> float:
-    """The number of distinct values, by Ertl's improved estimator (arXiv 1702.01284), which needs no correction."""
+    """The number of distinct values, by Ertl's improved estimator (arXiv 1702.01284).
+
+    This estimator needs no correction for small or large numbers.
+    """
     import numpy as np  # a plan, which needs no numpy, imports this module
 
     counts = np.bincount(np.frombuffer(registers, np.uint8), minlength=_RANKS + 2).tolist()

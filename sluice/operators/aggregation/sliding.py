@@ -106,7 +106,7 @@ class SlidingAggregate(WindowAggregation):
             out.emit(row.key, result, latest, window=(start, start + self.window.size_ms))
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
-        """Add a record to its own window, which ends at the record, and to later windows.
+        """Add a record to all windows that contain it: its own, which ends at it, and later ones.
 
         Returns whether the record was added to any window; if not, it is late. `starts`: the starts
         of nearby windows, the latest first.

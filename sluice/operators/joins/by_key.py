@@ -92,8 +92,8 @@ class TableJoin(Timeless):
             return
         if self._ahead:
             self._ahead.pop((row.key, row.side), None)
-        # If this deletes a row that the filter has never passed, Kafka Streams' filter sends
-        # nothing.
+        # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
+        # nothing to the join.
         stored = state.right if row.side == RIGHT else state.left
         if row.value is None and stored is None and self.filtered[row.side]:
             return
