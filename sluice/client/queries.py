@@ -49,7 +49,7 @@ STORES = "/sluice/v1/stores"
 _ERRORS: dict[int, type[SluiceError]] = {
     error.status: error for error in (Refused, NotFound, Gone, NotReached, Busy, StateError)
 }
-# Airflow's log-in answers 401, and a proxy in front of the server 502.
+# Airflow's log-in answers with 401, and a proxy whose server is away answers with 502.
 _ERRORS |= {401: Refused, 502: StateError}
 """Status of a response → the error that the client raises. All other errors become QueryError."""
 _QUERY_LENGTH = 6_000

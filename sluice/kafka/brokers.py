@@ -30,8 +30,8 @@ COMMITS_NOTHING: Mapping[str, str | bool] = {
     "group.id": "sluice-guard",
     "enable.auto.commit": False,
 }
-"""Settings of a run's consumers, which choose their offsets themselves. A consumer needs a group's
-name even so."""
+"""Settings of a run's consumers, which choose their offsets themselves and commit none. The client
+still requires the name of a group."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")

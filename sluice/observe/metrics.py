@@ -212,7 +212,7 @@ def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measureme
 
 
 def of_pipeline(pipeline: str, measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    """The measurements with the label `pipeline`."""
+    """The measurements, each with the label `pipeline` added."""
     for name, value, labels in measurements:
         yield Measurement(name, value, (("pipeline", pipeline), *labels))
 

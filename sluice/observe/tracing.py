@@ -73,7 +73,8 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
             yield
     finally:
         _tracers.clear()
-        # The flush waits for the collector. The process may end before the flush has ended.
+        # `shutdown` sends the last spans, and waits for the collector. It runs in a daemon thread, so
+        # that the process can end although the collector does not answer.
         flushing = Thread(target=provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)

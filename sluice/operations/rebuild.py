@@ -95,8 +95,8 @@ class Rebuild:
             # Compare the state before the unpublished batch is built, because that batch has no
             # published checksums.
             self._compare(ledger, old, new, history)
-            # The output of this batch is written already, so the next run must not read its records
-            # again.
+            # The output of the unpublished batch is written already, so the next run must not read the
+            # batch's records again.
             rebuilding.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
             note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""

@@ -95,7 +95,7 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
         read[source.topic] += source.read
     facet = input_statistics_input_dataset.InputStatisticsInputDatasetFacet
     inputs: list[Dataset] = []
-    # The audits have the topics that a run has found for a pattern.
+    # The job may have a pattern in place of topics. The audits name the topics that match it.
     for topic in named_or_matching(job.topics, read):
         # Before the run has published anything, the numbers are unknown rather than zero.
         facets: dict[str, InputDatasetFacet] = {}

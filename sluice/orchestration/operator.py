@@ -152,8 +152,8 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_failure(context, started_at, silent)
             raise recorded or error from None
         except BaseException:
-            # AirflowTaskTimeout, for example, is no Exception. Airflow raises it in a task that
-            # exceeds its time limit.
+            # Some errors are no `Exception`, such as AirflowTaskTimeout, which Airflow raises in a task
+            # that exceeds its time limit.
             self._note_ended(context)
             raise
 

@@ -164,7 +164,7 @@ class DueTimers:
     def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:
         """Whether an event is due at `now`, in seconds of a monotonic clock; `clock_ms` is the wall clock.
 
-        No event is due while a driver runs, which fires the timers itself.
+        No event is due while a driver runs, because the driver fires the timers itself.
         """
         if driven:
             self._busy_at = now

@@ -118,7 +118,10 @@ class LocalWorker:
             return shard
 
     def _require_published(self, shard: LocalShard, as_of: int) -> None:
-        """Raise StateError if this is not the published shard but, for example, another worker's or an old copy."""
+        """Raise StateError if the shard does not have the published state.
+
+        It may be another worker's shard or an old copy, for example.
+        """
         if shard.is_sealed() and not shard.journal().batches:
             raise StateError("The copy of the shard is not complete yet.")
         published = self._published(as_of)

@@ -78,7 +78,7 @@ class OpenWorkers(Generic[W]):
     async def close_unused(self) -> None:
         """Close the workers that have not been used for `OPEN_SECONDS`.
 
-        Looks for them only once in this time.
+        Looks for such workers at most once in this time.
         """
         oldest = self._clock() - OPEN_SECONDS
         if self._checked > oldest:

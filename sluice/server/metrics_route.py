@@ -48,7 +48,7 @@ class MetricsApp:
             figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
             lags, lag_error = await self._lags(figures)
             self._observer.observe()
-            # Another thread does this, because it reads the sizes of shards from files and
+            # The text is made in another thread, because the sizes of shards are read from files and
             # databases, which takes time.
             text = await asyncio.to_thread(self._text, figures, lags, lag_error)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

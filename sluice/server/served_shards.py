@@ -106,8 +106,8 @@ class ServedShards:
             served = await read_ledger(self._at_this_server)
             self._served_before = self._served if self._is_own_address else set()
             self._served = {(placement.pipeline, placement.number) for placement in served}
-            # The ledger now places these workers here, so their shards no longer count as arriving:
-            # if such a worker moves away later, its shard is not served any more.
+            # The ledger now places these workers here, so their shards no longer count as arriving.
+            # Otherwise, a shard would still be served after its worker has moved away again.
             for ref, number in [*self._arriving]:
                 if (ref.pipeline, number) in self._served:
                     self._arriving.discard((ref, number))

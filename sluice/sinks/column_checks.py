@@ -112,7 +112,10 @@ def text(value: Any) -> str:
 
 
 def timestamp(value: Any, *, has_zone: bool) -> datetime:
-    """A moment in UTC, with a time zone or without."""
+    """A moment. With `has_zone`, it has the time zone UTC.
+
+    Without `has_zone`, it has no time zone. A value with a zone is converted to UTC.
+    """
     moment = datetime.fromisoformat(text(value))
     if _NANOSECONDS.search(value):
         raise ValueError("has more than 6 decimal places of a second")

@@ -62,8 +62,8 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """Column → its Spark SQL type; an empty text if the type is unknown.
 
-        Columns that identify a row come first. The type is unknown if the key is not a field of the
-        value, because the text of such a key may be a number.
+        Columns that identify a row come first. The type of the key's column is unknown if the key is
+        not a field of the value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -138,7 +138,8 @@ class Written(msgspec.Struct, frozen=True):
 def written_rows(rows: Rows) -> Written:
     """The number and the checksum of the rows that a batch writes to a table."""
     total = sum(crc32(repr(row).encode()) for row in rows.written)
-    # The start value 1 tells a deleted row from a written row with the same values.
+    # With the start value 1, a deleted row has another checksum than a written row with the same
+    # values.
     total += sum(crc32(repr(row).encode(), 1) for row in rows.deleted)
     return Written(rows.count, f"{total:x}")
 

@@ -108,7 +108,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without references, which msgspec creates for enums."""
+    """A parameter's schema, in which the schema of an enum takes the place of msgspec's reference to it."""
     if "$ref" not in schema:
         return schema
     inner = {name: value for name, value in components[schema["$ref"]].items() if name not in ("title", "description")}

@@ -39,7 +39,8 @@ def copy_ledger(
                 next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
-            # The target's database numbers the rows itself in columns that count up automatically.
+            # Columns that count up automatically are not copied, because the target's database numbers
+            # its rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]
             rows = [dict(row) for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()]
             new.execute(delete(table))

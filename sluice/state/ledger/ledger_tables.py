@@ -147,8 +147,8 @@ PLACEMENTS = Table(
     Column("port", Integer, nullable=False),
     Column("tls", Boolean, nullable=False),
 )
-"""The state server of each worker that has one. Every process opens the shards of workers without
-a state server itself."""
+"""The state server of each worker that has one. If a worker has none, every process opens the
+worker's shard itself."""
 
 PLACES = Table(
     "places",

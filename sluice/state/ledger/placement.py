@@ -1,8 +1,8 @@
 """Placements: which state server serves each worker's shards.
 
-Every process opens the shard of a worker without a placement itself. A worker with a placement is
-queried at its state server. The server also writes the shard if the shard is a SQLite file, which
-only the server's host can open. Runs write a shard in PostgreSQL directly.
+If a worker has no placement, every process opens the worker's shard itself. A worker with a
+placement is queried at its state server. The server also writes the shard if the shard is a SQLite
+file, which only the server's host can open. Runs write a shard in PostgreSQL directly.
 
 Each change of a worker's placement has an epoch, which increases. A move takes its epoch when it
 begins. A move that was paused while another move began has an older epoch, and is refused.
@@ -249,7 +249,7 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves that have begun are refused afterwards. Returns the epoch of this change.
+    Moves of this worker that began earlier are refused from now on. Returns the epoch of this change.
     """
     _write_placement(connection, placement)
     return _next_epoch(connection, placement)

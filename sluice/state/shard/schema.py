@@ -14,7 +14,8 @@ FORMAT = 4
 """Format of a shard's tables. Shards with another format are rejected."""
 
 _TABLES = (
-    # One row: the epoch of the newest writer, and the number of rows in the other tables.
+    # The table `shard` has one row, with the epoch of the newest writer, and the numbers of rows in
+    # the tables `state_rows` and `states`.
     """CREATE TABLE IF NOT EXISTS shard (
         format INTEGER PRIMARY KEY, epoch BIGINT NOT NULL, state_rows BIGINT NOT NULL, states BIGINT NOT NULL)""",
     f"INSERT INTO shard (format, epoch, state_rows, states) VALUES ({FORMAT}, 0, 0, 0) ON CONFLICT DO NOTHING",
