@@ -20,7 +20,7 @@ EACH_RECORD = "TRUE"
 
 @dataclass(frozen=True)
 class Slot:
-    """An accumulator of a column. All streams with this column add to it, each its own argument."""
+    """An accumulator of a column. All streams with this column add to it, each with an argument of its own."""
 
     column: str
     function: AggregateFunction

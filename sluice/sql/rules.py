@@ -220,7 +220,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 def _comparison_type(kinds: set[str]) -> str:
     """The type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
-        # The largest BIGINT has 19 digits, although Spark's decimal for a BIGINT has 20.
+        # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
         precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
         return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
     return common_type(kinds)

@@ -391,9 +391,8 @@ def shared_session() -> SparkSession:
     folder = settings().jars
     jars = sorted(folder.glob("*.jar"))
     of_delta = sorted(settings().delta_jars.glob("*.jar"))
-    # With the default size of metaspace, a full collection follows every few thousand
-    # classes that are loaded. With the fast compiler's small cache, the JVM removes code
-    # that it compiles again soon after.
+    # The default sizes are too small for Spark: the JVM would collect all garbage after every few
+    # thousand classes that it loads, and would remove compiled code that it needs again soon.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
     if jars and (archive := archive_file(folder.parent, jars)).is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")

@@ -13,7 +13,8 @@ def is_host(text: str) -> bool:
     """Whether the text is the name of a host or an IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
-    # A scope is the name of an interface of one host, and means nothing on another host.
+    # An address with a scope, such as fe80::1%eth0, is refused: the scope names an interface of one
+    # host, and means nothing on another host.
     try:
         return IPv6Address(text).scope_id is None
     except AddressValueError:

@@ -118,7 +118,7 @@ def storer(kind: Any) -> Callable[[Any], Any]:
     It raises ValidationError for a value of another type.
     """
     converted = _replaced_type(kind, _FROM_ANY)
-    # Plain data has the names and tags of the JSON.
+    # `msgspec.convert` finds fields by their names in JSON and unions' members by their tags. Plain data has both.
     if has_models(kind):
         plain = pydantic_models.plain_data(kind)
     else:

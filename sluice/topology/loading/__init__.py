@@ -1,4 +1,4 @@
-"""Finds the pipelines in a folder. Each file is imported by a separate process first, and then by this one."""
+"""Finds the pipelines in a folder. A separate process imports each file first, and then the calling process does."""
 
 from sluice.topology.loading.pipeline_folders import Broken, Loaded, load_pipeline, load_pipelines
 
