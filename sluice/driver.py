@@ -89,7 +89,7 @@ def stopped(spark: Future[SparkSession], warm: Future[None]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Spark logs an error if it is stopped while its workers start.
+        # Spark logs an error if it is stopped while its Python workers start.
         wait([warm])
         spark.result().stop()
 

@@ -67,7 +67,7 @@ def check(
         if not pipeline:
             errors += _check_routes()
     try:
-        # A run translates Kafka's settings for Spark, and ends if a setting has no translation.
+        # Kafka's settings are translated for Spark, as in a run, which ends if a setting has no translation.
         java_settings(settings().kafka)
     except SettingsError as error:
         errors.append(error)

@@ -101,7 +101,7 @@ def get(
             _print_entries(entries, form)
         return
     with errors_as_messages(), _client() as client:
-        # For a windowed store, `get` returns the windows of a key, which `multi_get` cannot.
+        # `get`, unlike `multi_get`, also finds keys of a windowed store, and returns all windows of the key.
         answer = (
             client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
         )
@@ -300,7 +300,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name
-        # Another field of the value may itself be named value.NAME.
+        # Another field of the value may itself be named `value.NAME`, so the prefix may be needed again.
         while column in row or (column != name and column in entry.value):
             column = f"value.{column}"
         row[column] = value

@@ -46,7 +46,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
             at -= _LATE_MS
         elif luck < 0.2:
             at -= random.randrange(_DISORDER_MS)
-        # The time in UTC, to the second, as most producers write it.
+        # The time is written in UTC, to the second, as most producers write it.
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
         value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})

@@ -104,7 +104,7 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
     functions: tuple[Any, ...] = ()
     match node:
         case nodes.Source(serde=serde, key_decode=key_decode):
-            # The validators of models decide which values a state gets.
+            # The validators of models decide which values a state gets, so models count as functions.
             functions = (serde.decode, key_decode, *models_within(serde.contract))
         case nodes.Apply(function=function, gives=gives) if gives != "nothing":
             functions = (function,)

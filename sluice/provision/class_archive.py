@@ -46,7 +46,7 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
             # Another run has the lock, or the folder is read-only.
             yield "-Xshare:auto"
             return
-        # A run that was killed leaves its unfinished archive.
+        # Delete the unfinished archives of runs that were killed.
         for left in folder.glob(f"{archive.stem}.[0-9]*"):
             left.unlink()
         unfinished = archive.with_suffix(f".{os.getpid()}")

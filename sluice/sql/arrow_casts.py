@@ -151,7 +151,7 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
     if _has_usual_years(values):
         parts = [_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)]
         return pc.strftime(seconds, "".join(parts))
-    # Java gives a sign to years after 9999, and strftime does not.
+    # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one by one.
     numbers = seconds.cast(pa.int64()).to_pylist()
     texts = [None if number is None else _far_format(number, pattern) for number in numbers]
     return pa.array(texts, pa.string())
@@ -406,8 +406,8 @@ def _days(text: str) -> int:
         raise ValueError
     sign, year, month, day = match.groups()
     whole = int(year) * (-1 if sign == "-" else 1)
-    # The calendar repeats every 400 years, which have 146,097 days. `date`
-    # supports only the years from 1 to 9999.
+    # `date` supports only the years from 1 to 9999. So the year is moved to one of the years 400 to
+    # 799: the calendar repeats every 400 years, which have 146,097 days.
     eras, of_era = divmod(whole, 400)
     return date(of_era + 400, int(month or 1), int(day or 1)).toordinal() - _EPOCH + (eras - 1) * 146_097
 

@@ -360,7 +360,7 @@ def _cast(expression: TypedExpression, values: list[Value], count: int) -> Resul
 def _shift(function: Callable[..., Value]) -> Function:
     def shift(expression: TypedExpression, values: list[Value], count: int) -> Result:
         number = array_of(values[0], count)
-        # As in Java, only the last bits of the count matter: INT << 33 is INT << 1.
+        # As in Java, only the last bits of the number of places matter: INT << 33 is INT << 1.
         places = values[1].as_py() % number.type.bit_width
         return Result(function(number, pa.scalar(places, number.type)))
 

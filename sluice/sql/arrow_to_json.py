@@ -60,7 +60,7 @@ def java_text(number: float) -> str:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0")
-    # Java writes at least two digits, and chooses the nearest number with two digits.
+    # Java writes at least two digits, and chooses the nearest ones: 4.9E-324, where Python writes 5e-324.
     if len(mantissa) == 1:
         mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
     power = len(digits) + int(exponent) - 1

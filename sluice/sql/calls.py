@@ -152,7 +152,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
         last -= 2
     arguments = tuple(_arguments(text, tokens, closing, first, last))
     condition = None
-    # The clauses after the closing parenthesis, which may come in any order.
+    # Read the clauses after the closing parenthesis, which may come in any order.
     while True:
         following = _words(tokens, end + 1)
         if following[1:] == ["NULLS"]:

@@ -211,7 +211,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     is_comparable = kind in _COMPARABLE or is_exact(kind)
     if not is_comparable or is_chain or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
-    # The options of IN come from UNNEST(...) or from a query.
+    # The options of IN come from UNNEST(...) or from a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
         return Signature("BOOLEAN", None, fails=True)
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
@@ -420,7 +420,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
-        # NaN and infinity are not failures, but cannot be written.
+        # `try_` does not prevent NaN and infinity. They cannot be written, so a record with them still fails.
         fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
         return Signature(signature.type, signature.operands, fails)
 
@@ -527,7 +527,7 @@ def _is_widening(of: str, to: str) -> bool:
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
-    # The largest BIGINT has 19 digits, although Spark's decimal for a BIGINT has 20.
+    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
     if of == "BIGINT":
         of_precision = 19
     return of_scale <= scale and of_precision - of_scale <= precision - scale

@@ -11,7 +11,7 @@ __all__ = ["Output", "TopologyTestDriver"]
 
 
 def __getattr__(name: str) -> Any:
-    # The driver is imported on demand, because it imports the engine.
+    # TopologyTestDriver is imported on demand, because it imports the engine.
     if name in __all__:
         from sluice.testing import topology_test_driver
 

@@ -111,7 +111,8 @@ class Grouped(Generic[V]):
                 require_callable(at, function)
                 called[name] = function
             else:
-                # A merger takes two aggregates, not a value of the stream.
+                # The declared types of functions that take something else than one value of the stream
+                # are not checked: a merger takes two aggregates, and other functions may take a list.
                 value_type = Any if takes_list or name == "merger" else self.parent.contract
                 called[name] = self._function(at, function, *parameters, value_type=value_type)
         adder = cogrouped[0].adder if cogrouped else called["adder"]

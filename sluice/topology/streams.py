@@ -1280,7 +1280,7 @@ class Stream(Handle[V]):
             self._require_expression(by, step, "key")
         types = {name: _store_type(declared) for name, declared in (stores or {}).items()}
         for name, (kind, _) in types.items():
-            # Spark's tasks import the type, too.
+            # Spark's tasks must be able to import the type.
             contracts.require_importable(kind, f"{where}: stores[{name!r}]=")
             # A store that can be queried needs a name that no other store of the pipeline has.
             if queryable:

@@ -53,7 +53,7 @@ def _descriptions(value: Any, seen: set[int]) -> Iterator[str]:
         case type():
             yield _syntax_text(value)
             for member in vars(value).values():
-                # Class methods and decorated methods wrap the function with the author's code.
+                # A class method or a decorated method wraps the function with the author's code.
                 inner = getattr(member, "__func__", member)
                 function = inspect.unwrap(inner) if callable(inner) else inner
                 if isinstance(function, FunctionType):
@@ -127,7 +127,7 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
     lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
-    # The last instruction with a source position belongs to the lambda's body as a whole.
+    # The last instruction with a source position has the position of the lambda's whole body.
     last_line, last_column = 0, 0
     for line, _, column, end_column in code.co_positions():
         if (end_column or 0) > (column or 0):
@@ -153,7 +153,7 @@ def _node_text(node: ast.AST) -> str:
             continue
         if name == "body" and isinstance(node, _DOCUMENTED) and _has_docstring(value):
             value = value[1:]
-        # Python 3.12 adds empty strings to f-strings.
+        # Some versions of Python, such as 3.12, add empty strings to f-strings.
         if isinstance(node, ast.JoinedStr):
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value is None or value == []:

@@ -146,7 +146,7 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        # The digits that do not fit may be zeros, which are tested next.
+        # The amount has more digits than fit. It still fits if they are zeros, which is tested next.
         except Rounded:
             pass
         except InvalidOperation:

@@ -78,7 +78,7 @@ def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
     if problems[0]["type"] == "json_invalid":
-        # Raises the error that other contracts have for such JSON.
+        # msgspec raises the error that other contracts have for such JSON.
         msgspec.json.decode(value)
         raise msgspec.DecodeError(problems[0]["msg"])
     texts = [f"{_path(problem['loc'])}: {problem['msg']}" for problem in problems[:_MOST_ERRORS]]
@@ -132,7 +132,7 @@ def plain_data(kind: Any) -> Callable[[Any], Any]:
 def instance(model: Any, fields: Mapping[str, Any]) -> Any:
     """An instance of a model with these fields, built without the validators."""
     made = model.__new__(model)
-    # Sets the fields as unpickling does, without the validators.
+    # `__setstate__` sets the fields without the validators, as it does in unpickling.
     made.__setstate__(
         {
             "__dict__": {name: fields[name] for name in model.model_fields},
@@ -321,7 +321,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     if model is BaseModel:
         raise TopologyError(f"{where}: BaseModel has no fields.", next_step="Declare a class of it.")
     try:
-        # Resolves the names in the annotations of a class that was defined before the classes that it names.
+        # `model_rebuild` resolves names of classes that were defined after the class whose annotations have the names.
         model.model_rebuild()
     except (PydanticUserError, NameError) as error:
         raise TopologyError(f"{where}: {model.__name__} is not complete: {error}.") from None
@@ -386,7 +386,8 @@ def _decimal(marks: Sequence[Any], where: str) -> Any:
     return Annotated[Decimal, msgspec.Meta(extra={"precision": precision, "scale": scale})]
 
 
-# The last two are in Base64Str and the like, whose values are decoded when they are validated.
+# EncodedStr and EncodedBytes are in types such as Base64Str, whose values are decoded when they
+# are validated.
 _SERIALIZERS = ("PlainSerializer", "WrapSerializer", "EncodedStr", "EncodedBytes")
 """Pydantic's annotations that write another value than the validated value."""
 _PYDANTIC_TYPES = {

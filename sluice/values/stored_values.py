@@ -122,7 +122,7 @@ def storer(kind: Any) -> Callable[[Any], Any]:
     if has_models(kind):
         plain = pydantic_models.plain_data(kind)
     else:
-        # `kind` has no models, so that a model can only be within a value of type Any.
+        # `kind` contains no models, so only a value of type Any can contain one.
         plain = partial(msgspec.to_builtins, builtin_types=_EXACT, enc_hook=plain_model)
     return lambda value: msgspec.convert(plain(value), converted, dec_hook=_json_text)
 
@@ -137,7 +137,7 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
-            # msgspec.Raw may have numbers that no function and no query could decode.
+            # Decoding here refuses numbers that no function and no query could decode.
             _decode_any(value)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from None
@@ -160,7 +160,7 @@ def encode_model(value: Any) -> Any:
 
 
 def plain_model(value: Any) -> Any:
-    """For encoders of msgspec: the plain data of a model, whose fields of type Any are no stored text.
+    """For encoders of msgspec: the plain data of a model, with plain data in its fields of type Any, too.
 
     Raises TypeError for a value of another type.
     """
@@ -172,7 +172,7 @@ def plain_model(value: Any) -> Any:
 
 @cache
 def _plain_data(model: Any) -> Callable[[Any], Any]:
-    # Raises TopologyError for a model whose JSON differs from its fields.
+    # `stored_type` raises TopologyError for a model whose JSON differs from its fields.
     stored_type(model)
     return pydantic_models.plain_data(model)
 

@@ -48,8 +48,8 @@ with DAG(
             "count": "{{ params.count }}",
             "stores": "{{ params.stores }}",
             "seed": "{{ params.seed }}",
-            # The windows of earlier runs are closed, so each run's orders begin when the run
-            # begins.
+            # The times of each run's orders begin when the run begins. Orders with the times of an
+            # earlier run would be late, because its windows are closed.
             "start_s": "{{ dag_run.run_after.timestamp() }}",
         },
         delivery_callback="sluice.kafka.topics.require_delivery",

@@ -63,7 +63,7 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
         ) from None
     # Not only Exception, because the file may call sys.exit, which raises SystemExit.
     except BaseException as error:
-        # A SyntaxError's text repeats the file and line.
+        # The text of a SyntaxError repeats the file and line, and its `msg` does not.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
         cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
         raise TopologyError(
@@ -90,7 +90,7 @@ def _at_most(seconds: float) -> Iterator[None]:
     begun = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
     # The alarm repeats every second, in case the author's code catches the
-    # exception. An alarm set before is restored.
+    # exception. An alarm that was set before is restored at the end.
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
@@ -107,7 +107,7 @@ def _place(file: Path, error: BaseException) -> str:
     """The file, with the line of the error if it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
-    # A SyntaxError has no frame in the file, which was never run.
+    # With a SyntaxError, no frame has the line, because the file was never run. The error has the line.
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
         lines.append(error.lineno)
     return f"{file.name}:{lines[-1]}" if lines else file.name
