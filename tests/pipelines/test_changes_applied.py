@@ -178,9 +178,11 @@ def test_wrong_streams_of_changes_are_errors() -> None:
     with pytest.raises(TopologyError, match="not kind, old and new"):
         pipeline.stream("shops", value=Shop).apply_changes(store="shops")
     shops = pipeline.table("tabled_shops", value=Shop)
-    for number, values in enumerate((shops, shops.to_stream())):
-        with pytest.raises(TopologyError, match=r"the values have no kind, old and new.* table\.changes"):
-            values.to(f"out{number}", value=debezium(ShopChange))
+    no_changes = r"the values have no kind, old and new.* table\.changes"
+    with pytest.raises(TopologyError, match=no_changes):
+        shops.to("out0", value=debezium(ShopChange))
+    with pytest.raises(TopologyError, match=no_changes):
+        shops.to_stream().to("out1", value=debezium(ShopChange))
     changes = pipeline.stream("changes", value=debezium(ShopChange))
     with pytest.raises(TopologyError, match="check_old='always'"):
         changes.apply_changes(store="shops", check_old="always")  # type: ignore[call-overload]

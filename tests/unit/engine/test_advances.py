@@ -159,7 +159,9 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
         # The records of partition 1 come from two batches in which time goes back.
         columns = {
             "sequence": pa.array(sequences),
-            "origin": pa.array(np.concatenate([origins(0, number % 2, np.array([number])) for number in sequences])),
+            "origin": pa.array(
+                np.concatenate([origins(0, number % 2, np.array([number])) for number in range(begin, begin + 20)])
+            ),
             "path": pa.array([b"\x00"] * 20),
             "time": pa.array(np.where(sequences % 2, 500 - sequences, sequences)),
         }

@@ -257,7 +257,7 @@ def test_after_a_run_that_wrote_no_archive_the_next_one_may(tmp_path: Path) -> N
 
 def test_a_jvm_uses_the_pages_of_its_archive_as_they_are_in_the_file() -> None:
     """At another address, the JVM would copy all pages into memory of its own."""
-    command = [find_java().path, *ARCHIVE_OPTIONS, "-Xlog:cds=info", "-version"]
+    command = [str(find_java().path), *ARCHIVE_OPTIONS, "-Xlog:cds=info", "-version"]
     log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "Mapped static  region #0" in log
     assert "alternative address" not in log
