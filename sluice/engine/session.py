@@ -101,8 +101,8 @@ def context(settings: Settings, name: str) -> SparkContext:
     """
     # Python workers must use this interpreter, not the first `python3` on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # In a process that spark-submit has not started, PySpark starts Java,
-    # and its error says little if Java is missing.
+    # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
+    # little if Java is missing, so `find_java` looks for Java first.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
     with _settings_errors():

@@ -35,7 +35,7 @@ _LOOKED_UP_AT_ONCE = 1_000
 
 
 class _Stateless(Timeless):
-    """Base of both steps: they have no state, and send a row only with its answer."""
+    """Base class of `Call` and `Lookup`, which have no state and send a row only with its answer."""
 
     state_type: Any = None
 

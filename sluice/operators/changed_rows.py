@@ -38,7 +38,7 @@ class ChangedRows(Timeless):
         assert row.foreign is not None
         change = _decode(row.foreign)
         old = bytes(change.old).decode()
-        # If the database does not send the old row, it is null, and there is nothing to compare.
+        # If the database does not send the old row, `old` is null, and there is nothing to compare.
         differs = self.check_old is not None and row.key is not None and old not in ("null", state.value or "null")
         error = None
         if change.kind == "truncate":

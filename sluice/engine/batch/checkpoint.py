@@ -53,8 +53,8 @@ def write_checkpoint(
 def _line(ends: Sources, topics: Sequence[str]) -> str:
     """A source's end offsets exactly as Spark writes them.
 
-    Spark compares the offsets as text to find out whether there are new records: an additional space would make it
-    begin a batch without records.
+    Spark compares the offsets as text to find out whether there are new records: an additional
+    space would make Spark begin a batch without records.
     """
     in_order: dict[str, dict[str, int]] = {}
     # A repeated batch has no offsets for topics that were found after it was planned.

@@ -1,8 +1,8 @@
 """Stream time that goes on by the clock while no records come, if the pipeline has `advance_when_idle`.
 
 When the topics of an operator have had no new records for `advance_when_idle`, the operator's
-stream time goes on as fast as the clock. It is then the largest event time so far, plus the time
-since the last record was read, minus `advance_when_idle`.
+stream time goes on as fast as the clock. From then on, stream time is the largest event time so
+far, plus the time since the last record was read, minus `advance_when_idle`.
 
 Stream time goes on only in batches without records. A run begins such batches after it has read all
 records, so that unread records cannot become late. Stream time goes on only for operators that hold

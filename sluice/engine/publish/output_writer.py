@@ -191,8 +191,8 @@ class OutputWriter:
 def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
     """The records of a batch for an output of stateless steps, from the tables of all tasks.
 
-    Returns one table, sorted by position, if the job has operators, because its records then have positions. Also
-    returns one table if only the latest record of each key is written.
+    Returns one table, sorted by position, if the job has operators, because the records of such a
+    job have positions. Also returns one table if only the latest record of each key is written.
     """
     tables = [*records]
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):

@@ -184,7 +184,7 @@ class ShardWriter:
         return count, pa.concat_tables(changes)
 
     def _merged(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows, with one row, the sum, for each key and window.
+        """One row for each key and window: the sum of its rows.
 
         `rows` are sorted, so the rows of the same key and window follow each other.
         """
@@ -246,7 +246,7 @@ class ShardWriter:
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """The rows for which the mask is true. If it is true for all of them, as for most batches, nothing is copied."""
+    """The rows for which the mask is true. If it is true for all rows, as in most batches, nothing is copied."""
     return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 

@@ -46,7 +46,8 @@ def offsets_at(
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
         with KafkaTimestamps.of(kafka, ends) as timestamps:
-            # The index leaves out partitions whose records are all older: none of these records are read.
+            # The index leaves out partitions whose records are all older than the time. There, the
+            # replay begins at the end.
             return {**ends, **timestamps.index(point.time_ms)}
     offsets = point.offsets or {}
     unknown = sorted(f"{topic}/{number}" for topic, number in offsets.keys() - ends.keys())

@@ -23,7 +23,10 @@ class _Deleted(Exception):
 
 
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
-    """Place → the headers of the record there. Omits records without headers, and records no longer in the topics."""
+    """Place → the headers of the record at this place.
+
+    Omits records without headers, and records that are no longer in the topics.
+    """
     consumer = Consumer({
         **quiet(kafka), "group.id": "sluice-headers", "enable.auto.commit": False,
         "isolation.level": "read_committed", "auto.offset.reset": "error", "fetch.wait.max.ms": 10,

@@ -39,7 +39,8 @@ def require_compatible(
 ) -> None:
     """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
 
-    `interrupted` says whether the last run was interrupted: its batch must then be repeated by the pipeline `before`.
+    `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
+    the batch of an interrupted run.
     """
     changes = [] if before is None else [*_changes(before, now)]
     if before is None or not changes:
@@ -134,8 +135,9 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
     """The stores and steps that a changed pipeline adds, if a later generation computes them now.
 
-    A run can leave them out until that generation is current. If the pipeline has changed in other
-    ways, too, a run cannot do so: then the result is empty.
+    A run can leave these stores and steps out until the later generation is current. If the
+    pipeline has changed in other ways, too, leaving them out is not enough, and the result is
+    empty.
     """
     if [*_changes_of_all(before, now)]:
         return frozenset()

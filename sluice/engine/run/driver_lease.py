@@ -144,7 +144,8 @@ class Lease:
                 if seen is not None and seen.held:
                     log.warning("lease taken over", why=why, holder=str(seen), epoch=taken.epoch)
                 return taken
-            # If the row is no longer the same as at first, its holder has renewed it, and is alive.
+            # If the lease's row has changed since the first look, its holder has renewed the lease,
+            # and is alive.
             if seen is not None and self._is_refused(seen, first):
                 if not self.patience.waits:
                     raise self._refusal(seen)

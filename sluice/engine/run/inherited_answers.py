@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
-    """Copy the answers of the job's steps from the current generation's shards into those of a new generation.
+    """Copy the answers of the job's steps from the current generation's shards into a new generation's shards.
 
     The worker that owns an answer's key gets the answer.
 

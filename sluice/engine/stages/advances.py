@@ -109,8 +109,8 @@ class Advances:
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     """The operators that need only their stream time after the batch, not at each position.
 
-    Their rows contain the stream times. None of their results waits for stream time, and no
-    operator is chained to them, whose results might wait.
+    Their rows contain the stream times. None of their results waits for stream time. No operator is
+    chained to them, because its results might wait.
     """
     operators = [*operators]
     followed = {operator.chained_to for operator in operators}

@@ -302,9 +302,9 @@ class OperatorRun:
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
 
-        Only for an operator whose results never wait for stream time (`releases` is None). The
-        results of a key then do not depend on other keys' rows. So when a key's rows have been
-        processed, its states and results are forgotten, to free their memory.
+        Only for an operator whose results never wait for stream time (`releases` is None). So the
+        results of a key do not depend on other keys' rows. When a key's rows have been processed,
+        its states and results are forgotten, to free their memory.
         """
         for keyed, part in rows.by_key():
             if keyed is None:

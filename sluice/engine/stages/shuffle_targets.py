@@ -110,7 +110,7 @@ class ShuffleTargets:
 
     @classmethod
     def of(cls, stages: Stages, number: int) -> Self:
-        """The targets after a stage. Raises NeedsSparkError if Spark must compute them."""
+        """The targets after a stage. Raises NeedsSparkError if Spark must compute their rows."""
         job = stages.job
         types: dict[str, str] = dict(ROW)
         results = []

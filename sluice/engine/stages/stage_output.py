@@ -145,7 +145,7 @@ class StageOutput:
     def has_many_rows(self) -> bool:
         """Whether to take the results before all rows are processed, because there are many.
 
-        False if only a key's last result matters, because it is known only after all rows.
+        False if only a key's last result matters. This result is known only after all rows.
         """
         return len(self._rows) > _MANY_ROWS and not self.only_stored
 

@@ -249,7 +249,7 @@ class Timeline:
         return int(self._closed[count - 1]) if count else self.closed_before
 
     def closings(self, due: Times) -> pa.Table:
-        """For each of these times, the row of this batch with which the closed time reaches it.
+        """For each time in `due`, the row of this batch with which the closed time reaches this time.
 
         The table has the columns of `ADVANCES`.
         """

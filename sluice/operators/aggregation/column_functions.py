@@ -206,8 +206,8 @@ class ColumnFunctions:
     def aggregates(self, values: pa.Array, windows: WindowRanges, order: Numbers | None = None) -> Aggregates:
         """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
-        `order`: numbers that increase in the order of the records, if functions pick by it.
-        Raises NumbersTooLargeError if a sum may be too large.
+        `order`: numbers that increase in the order of the records, needed if a function picks a
+        value by this order. Raises NumbersTooLargeError if a sum may be too large.
         """
         of_functions: list[Aggregated] = []
         for number, column in enumerate(self._arguments(values)):

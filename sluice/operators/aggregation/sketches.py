@@ -185,7 +185,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """The smallest number that is at least as large as this part of all numbers."""
+        """The smallest number for which at least the share `part` of all numbers is not larger."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):

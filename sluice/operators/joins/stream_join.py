@@ -47,7 +47,7 @@ class Sides(msgspec.Struct, array_like=True):
 
 
 class Watch(msgspec.Struct, array_like=True):
-    """Decides when a join looks for unmatched records of all keys, with the same frequency as a Kafka Streams task.
+    """Decides when a join looks for unmatched records of all keys, at the same times as a Kafka Streams task.
 
     A search takes place when stream time passes `since` plus the window of the current record's
     side; `since` begins as the time of the earliest waiting record. If a record is not due in one
