@@ -4,7 +4,7 @@ A small run spends most of its time loading Java classes. The driver's JVM there
 unless the run has many records to read, and shares an archive of loaded classes, which the first run writes next to the
 jars (`provision/class_archive.py`).
 
-To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself adds
+To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself sends
 the pipeline's file.
 """
 

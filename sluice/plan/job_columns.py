@@ -426,7 +426,7 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """Condition: the row holds the first element of the record's array, or the array has no elements."""
+    """SQL of the condition that the row holds the first element of the record's array, or the array has no elements."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

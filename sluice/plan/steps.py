@@ -147,17 +147,17 @@ class Sink:
 
     @property
     def passed(self) -> str:
-        """Column: whether the record is written."""
+        """The name of the column that says whether the record is written."""
         return f"o{self.number}"
 
     @property
     def key(self) -> str:
-        """Column: the key to write."""
+        """The name of the column with the key to write."""
         return f"o{self.number}_key"
 
     @property
     def value(self) -> str:
-        """Column: the value to write, as JSON."""
+        """The name of the column with the value to write, as JSON."""
         return f"o{self.number}_value"
 
 

@@ -23,7 +23,7 @@ from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fie
 
 @dataclass(frozen=True)
 class SplitAggregate:
-    """An aggregate expression as functions, and `text`, an expression over their results `a0`, `a1`, ..."""
+    """An aggregate expression, split into functions and `text`, an expression over their results `a0`, `a1`, ..."""
 
     text: str
     functions: tuple[AggregateFunction, ...]

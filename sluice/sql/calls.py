@@ -20,7 +20,7 @@ from sluice.sql.dialect import tokens_of, tree_of
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part of an expression's text, and the positions of its first and last character in the text."""
+    """A part of an expression's text, from position `start` to before `stop`. `text` has no spaces around it."""
 
     text: str
     start: int

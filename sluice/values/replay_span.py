@@ -29,7 +29,7 @@ class Point:
     """A point in the topics: the first offsets, a time, or offsets of some partitions."""
 
     time_ms: int | None = None
-    """Epoch ms: the point is before the first record with this Kafka timestamp or a later timestamp."""
+    """A time in epoch ms. The point is before the first record with this Kafka timestamp or a later one."""
     offsets: dict[Partition, int] | None = None
     """Partition → the offset of the first record after the point. Other partitions have no point."""
 

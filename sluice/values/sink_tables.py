@@ -67,7 +67,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """The name of the unit that one transaction per batch writes: all tables of a database."""
+        """The name of what one transaction per batch writes: all tables of the connection's database."""
         return self.connection
 
     @property
@@ -147,7 +147,7 @@ class DeltaTable:
 
     @property
     def destination(self) -> str:
-        """The name of the unit that one transaction per batch writes: this table."""
+        """The name of what one transaction per batch writes: this table."""
         return self.output
 
     @property
