@@ -283,7 +283,7 @@ def with_histories(
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
-    # The rejected record may have a header of this name, too. The last header of this name is Sluice's.
+    # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
     first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))
     of_record = [(original(name), content) for name, content in headers[:first]]
     of_sluice: dict[str, str] = {}

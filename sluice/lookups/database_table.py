@@ -65,7 +65,8 @@ class DatabaseTable:
     def read(self, keys: Sequence[str]) -> Rows:
         """The rows of these keys, from the cache or in one statement.
 
-        A row that cannot be used is an exception. Raises EngineError if the database refuses the table.
+        In place of a row that cannot be used, there is an exception that says why.
+        Raises EngineError if the database refuses the table.
         """
         cached = _row_cache(self.connection, self.table, self.row_type)
         rows, missing = cached.rows(keys)

@@ -232,7 +232,7 @@ def prometheus(measurements: Iterable[Measurement]) -> str:
 
 
 def _metric_of(sample: str) -> str:
-    """The metric to which a sample belongs: a histogram has samples with three endings."""
+    """The metric to which a sample belongs. A histogram's samples have its name with one of three endings."""
     for ending in (BUCKET, SUM, COUNT):
         if sample.endswith(ending) and sample.removesuffix(ending) in METRICS:
             return sample.removesuffix(ending)

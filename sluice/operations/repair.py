@@ -59,7 +59,8 @@ class RepairingRun:
             try:
                 return run.run()
             except DamagedState as damaged:
-                # A standby is faster than the topics, which have to be read from the beginning.
+                # A standby is faster than the topics, which have to be read from the beginning. So the
+                # topics are read only if no standby can be promoted.
                 if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:

@@ -145,7 +145,7 @@ def store_namespace(ledger: str) -> str:
 
 
 def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
-    """The namespace and name of a topic: OpenLineage identifies a cluster by its first bootstrap server."""
+    """The namespace and name of a topic. OpenLineage identifies a cluster by its first bootstrap server."""
     server = kafka["bootstrap.servers"].split(",")[0].strip().rpartition("//")[2]
     host, _, port = server.rpartition(":")
     name = Kafka(host or server, port if host else "9092", topic)

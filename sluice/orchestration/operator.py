@@ -96,7 +96,7 @@ class SluiceOperator(SparkSubmitOperator):
         self._is_ended = False
 
     def on_kill(self) -> None:
-        """End the driver, because Airflow ends the task: a user has marked it as failed, for example."""
+        """End the driver, because Airflow ends the task, for example because a user has marked it as failed."""
         self._is_ended = True
         super().on_kill()
 

@@ -153,7 +153,7 @@ class PatientProtocol(HttpToolsProtocol):
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
         version = self.parser.get_http_version()
-        # A request without a body is complete at once: `on_message_complete` follows.
+        # `_is_in_body` becomes true even without a body: then `on_message_complete` follows at once.
         self._is_in_head, self._is_in_body, self._head_bytes = False, True, 0
         self._wait(SILENT_SECONDS)
         scope = self.scope

@@ -116,9 +116,9 @@ class Published:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The size and checksum of a batch's records in a table or a topic.
+    """The number and the checksum of a batch's records in a table or a topic.
 
-    A batch that is repeated compares them with the records that it would write.
+    When a batch is repeated, they are compared with the records that it would write now.
     """
 
     count: int

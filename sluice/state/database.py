@@ -185,9 +185,9 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def close_file(url: str) -> None:
-    """Move the log of a SQLite database that nobody has open into the database's file.
+    """Move the write-ahead log of a SQLite database into the database's file.
 
-    The file can then be read on a read-only disk.
+    Nobody may have the database open. The file can then be read on a read-only disk.
     """
     with database_errors("Closing the database"):
         engine = create_engine(database_url(url))

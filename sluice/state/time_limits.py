@@ -21,8 +21,8 @@ from sluice.errors import TooSlow
 QUERY_SECONDS = 10.0
 """Time limit of a query at one worker, including the wait for a thread."""
 _GRACE_SECONDS = 0.5
-"""How much longer than a query's deadline its thread waits for PostgreSQL, which enforces the
-deadline itself."""
+"""A query's thread waits for PostgreSQL this much longer than the query's deadline, because
+PostgreSQL enforces the deadline itself."""
 
 _THREAD = threading.local()
 """The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block of

@@ -52,7 +52,9 @@ class Quarantine(LedgerPart):
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
-        """With a `reason`, keep readers and writers from opening the worker's shard. Without one, allow it.
+        """With a `reason`, keep readers and writers from opening the worker's shard.
+
+        Without a reason, let them open it.
 
         Raises Refused and changes nothing if the worker's quarantine or placement is not the same
         as in `before`.

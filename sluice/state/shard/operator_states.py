@@ -129,7 +129,7 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
     """Within a transaction, write a batch's versions of the states that have changed.
 
-    Returns the growth of the digest sum and of the row count.
+    Returns by how much the sum of the digests and the number of rows have grown.
     """
     rows, digest_growth = [], 0
     for s in states:

@@ -4,8 +4,8 @@ from alembic import context
 
 from sluice.state.ledger.migrations import TABLE
 
-# SQLite cannot change a column. With `render_as_batch`, the migrations that Alembic generates copy
-# the whole table instead, with `batch_alter_table`.
+# SQLite cannot change a column. With `render_as_batch`, Alembic generates migrations that use
+# `batch_alter_table`, which copies the whole table.
 context.configure(connection=context.config.attributes["connection"], version_table=TABLE, render_as_batch=True)
 with context.begin_transaction():
     context.run_migrations()
