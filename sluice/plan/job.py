@@ -352,7 +352,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """The job of a pipeline."""
+    """The name, settings and job of a pipeline."""
 
     pipeline: PlannedPipeline
     job: Job

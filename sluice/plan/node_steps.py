@@ -65,9 +65,10 @@ def source_of(
     *,
     number: int | None = None,
 ) -> Source:
-    """A source topic. The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
+    """The plan's source for a source of the topology.
 
-    `number` is the source's number in the column `_source`, by default the number of its step.
+    The job reads the values of the fields `read`, and the fields `keys` as the texts of keys. `number` is the number of
+    the plan's source in the column `_source`, by default the number of its step.
     """
     serde, event_time = node.serde, node.event_time
     own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
@@ -94,7 +95,7 @@ def source_of(
 
 
 def sink_of(node: nodes.Sink) -> Sink:
-    """The topic or table that a sink writes."""
+    """The plan's sink for a sink of the topology."""
     types = types_after(node.parent)
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),

@@ -332,7 +332,8 @@ class Scopes:
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
         """The scope with a row per array element.
 
-        Steps of the stage that do not follow this step take only the rows whose position is 0 or null.
+        Steps of the stage that do not follow this step take only the rows whose position is 0 or null, which is one row
+        per record.
         """
         name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
         self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)
@@ -501,7 +502,7 @@ class Scopes:
         return columns
 
     def _next_layer_with(self, scope: Scope, column: Column) -> Scope:
-        """The scope in which this column can be read."""
+        """Add a column to the next layer. Returns the scope in which the column can be read."""
         self.columns.add(scope.stage, scope.depth + 1, column)
         return replace(scope, depth=scope.depth + 1)
 

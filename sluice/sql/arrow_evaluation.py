@@ -429,17 +429,17 @@ def _like(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _array_function(function: Callable[..., Value]) -> Function:
-    """A function of arrays."""
+    """The `Function` that calls a function of arrays."""
     return lambda expression, values, count: Result(function(*(array_of(value, count) for value in values)))
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
-    """A function of an array and of a second value, which may be the same for all rows."""
+    """The `Function` that calls a function of an array, and of a second value that may be the same for all rows."""
     return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
 
 
 def _row_function(function: Callable[..., Any]) -> Function:
-    """A Python function of each row's values."""
+    """The `Function` that calls a Python function with each row's values."""
 
     def compute(expression: TypedExpression, values: list[Value], count: int) -> Result:
         return map_rows(function, values, arrow_type(expression.type), count)

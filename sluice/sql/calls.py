@@ -88,7 +88,7 @@ def aggregate_calls(text: str) -> tuple[Call, ...]:
 
 
 def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
-    """The text with each part replaced by the new text beside it. `parts` are in the order of their positions."""
+    """The text with new texts in place of some parts. `parts`: each part with its new text, in order of position."""
     out, end = [], 0
     for part, by in parts:
         out += [text[end : part.start], by]

@@ -137,7 +137,7 @@ _CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """What Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if it keeps it."""
+    """What Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if nothing."""
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))

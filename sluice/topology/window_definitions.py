@@ -277,7 +277,8 @@ def milliseconds(duration: Duration) -> int:
 _LONGEST_DAYS = 100_000_000
 """With longer windows, the ends of windows in microseconds would not fit into 64 bits."""
 _DIGITS = 30
-"""Digits after which a number is too large in every unit; Python refuses to parse thousands of digits."""
+"""Only so many digits of a number are parsed. A longer number is too large in every unit, and Python refuses to parse
+thousands of digits."""
 
 
 def _within_limit(duration: Duration, ms: int) -> int:

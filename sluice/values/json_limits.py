@@ -22,7 +22,10 @@ LONGEST_STRING = 20_000_000
 LONGEST_NUMBER = 1_000
 """Maximum length of a number."""
 MOST_UNTYPED_BYTES = 40_000_000
-"""Maximum size of JSON without a declared type. Spark needs up to three times as much, at most 128 MiB."""
+"""Maximum size of JSON without a declared type.
+
+Spark stores it in up to three times as many bytes, and can store at most 128 MiB.
+"""
 MOST_LEVELS = 100
 """Maximum nesting of arrays and objects. It is limited because the programs that read the JSON later are recursive."""
 
@@ -122,10 +125,10 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Whether it is certain that all amounts fit, by their sum, or by the largest of them.
+        """Whether all amounts certainly fit, judged by their sum, or by the largest of them.
 
-        Amounts that fit may also give False: then call `require` for each of them. This method
-        takes a quarter of the time that these calls take.
+        If the result is False, all amounts may still fit: call `require` for each of them. This
+        method takes a quarter of the time that these calls take.
         """
         present = [*filter(None, amounts)]
         try:

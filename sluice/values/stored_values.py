@@ -44,7 +44,7 @@ class JsonText(msgspec.Struct, frozen=True):
     """A value of type Any."""
 
     text: str = msgspec.field(name=JSON_FIELD)
-    """The JSON as the topic has it."""
+    """The value's JSON. For a value from a topic, it is the topic's own text."""
 
 
 class Stored(msgspec.Struct):
