@@ -249,7 +249,10 @@ class TransactionalOutput:
         return counts
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers unless a retried batch has the records that were written to its present topics."""
+        """Raise BatchDiffers if a retried batch has other records than those that were written before.
+
+        Compares only the topics to which the pipeline still writes.
+        """
         counts: Counter[str] = Counter(dict.fromkeys(self._topics & marker.outputs.keys(), 0))
         totals: Counter[str] = Counter()
         for topic, table in records:

@@ -44,7 +44,7 @@ class TableReader(Reader):
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         # Some joins need the order of records, so they read these tables as streams, too. The
-        # records are then counted only by the reader of streams.
+        # records of such a table are counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,

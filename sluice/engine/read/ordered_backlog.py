@@ -61,11 +61,13 @@ class Backlog:
 
     timestamps: Timestamps
     partitions: tuple[Partition, ...]
-    """The partitions, sorted by source and number, as records with equal sequences are."""
+    """The partitions, sorted by source and number. Records with equal sequences have the same
+    order."""
     position: dict[Partition, int]
     ends: Offsets
     largest_timestamps: Offsets = field(default_factory=dict)
-    """Partition → the largest timestamp before its position; only partitions that have been read."""
+    """Partition → the largest timestamp before its position. Contains only partitions that have
+    been read."""
     _since: int = BEFORE_ALL
     """A lower bound of the backlog's sequences."""
     _latest: int = BEFORE_ALL

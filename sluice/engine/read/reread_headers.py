@@ -34,7 +34,8 @@ def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place,
     headers_by_place: dict[Place, Headers] = {}
     try:
         with kafka_errors("Reading the headers of rejected records", kafka):
-            # The places are sorted, so that near records are read one after the other.
+            # The places are sorted, so that records with nearby offsets are read one after the
+            # other.
             by_partition = groupby(sorted({*places}), lambda place: place[:2])
             for (topic, partition), of_partition in by_partition:
                 message: Message | None = None

@@ -463,7 +463,10 @@ class OperatorRun:
                 operator.tick(state, key, now, closed, output, start_timer)
 
     def _timer_before(self) -> int | None:
-        """When the worker's earliest wall-clock timer was due before the batch; -1 without a timer, None if unknown."""
+        """When the worker's earliest wall-clock timer is due, as known before the batch.
+
+        -1 without a timer, None if unknown.
+        """
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:

@@ -43,9 +43,9 @@ class ClockTime:
 class Releases:
     """The keys whose results wait for stream time, ordered by the time at which they are due.
 
-    When stream time advances, the results that are due are sent
+    When a row advances stream time, the results that become due are sent
 
-    - before the row that advances it is processed, if `before_row` is true;
+    - before this row is processed, if `before_row` is true;
     - after all rows of the same record that were re-keyed as often as this row, if `after_record`
       is true;
     - after this row otherwise.

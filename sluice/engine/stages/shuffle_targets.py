@@ -32,7 +32,7 @@ class StageResult:
     column: str
     type: pa.DataType
     output: str
-    """The output of a processor that has these results. Other operators have only one output."""
+    """The output to which a processor sends these results. Other operators have only one output."""
 
 
 @dataclass(frozen=True)

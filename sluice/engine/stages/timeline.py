@@ -178,7 +178,8 @@ class Timeline:
         sides: npt.NDArray[np.int8],
         complete: Mask,
     ) -> tuple[tuple[_Indices, Times], ...]:
-        # Kafka Streams searches for unmatched records whenever it processes a record that is not out of order.
+        # Kafka Streams searches for unmatched records only when it processes a record that is not
+        # out of order.
         is_in_order = complete & (self._times == self._partitions[0].all_rows.after_each)
         indices = [np.flatnonzero(is_in_order & (sides == side)) for side in (LEFT, RIGHT)]
         return tuple((of_side, self._times[of_side]) for of_side in indices)

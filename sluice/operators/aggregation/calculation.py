@@ -276,7 +276,8 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            # The author's function has returned None, which removes the aggregate.
+            # The author's function has returned None, which removed the aggregate, so a new
+            # aggregate begins.
             aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))

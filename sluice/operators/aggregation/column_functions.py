@@ -46,8 +46,8 @@ _WIDEST = 200
 """The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
 _EXACT = Context(prec=100)
 _LARGEST_HELD = 36
-"""A Decimal sum in the state must be less than 10 to this power. Even two such sums (if sessions
-merge) and the batch's records then have at most 38 digits together."""
+"""A Decimal sum in the state must be less than 10 to this power. So the sum of two such sums (if
+sessions merge) and of the batch's records has at most 38 digits."""
 _PLAIN_EXPONENTS = range(-6, 1)
 """The exponents of Decimals that are always written without an exponent, such as 1.50, not 1E+3."""
 

@@ -66,9 +66,9 @@ class SlidingAggregate(WindowAggregation):
         latest, size = row.latest_of_sides[0], self.window.size_ms
         if latest < 0:
             return
-        # In Kafka Streams, the store keeps windows for twice their size and grace. The store's time
-        # is the start of its latest window. That window begins between the latest record and one
-        # size before it, depending on the records of all keys. Here, it counts as beginning one
+        # In Kafka Streams, the store keeps windows for twice their size plus the grace. The store's
+        # time is the start of its latest window. That window begins between the latest record and
+        # one size before it, depending on the records of all keys. Here, it counts as beginning one
         # size before the latest record, so that the fewest windows are forgotten.
         last_end = self.lateness.last_closed_end(latest - 2 * size)
         forgotten = [start for start in state if start + size <= last_end]

@@ -89,7 +89,8 @@ class WindowRanges:
 def reach_of(window: SpreadWindow) -> int:
     """How far apart two neighbours may be, in ms.
 
-    Two records of a key are neighbours if they can share a window, or if the windows of one record depend on the other.
+    Two records of a key are neighbours if they can share a window, or if the windows of one record
+    depend on the other record.
     """
     match window:
         case Window():

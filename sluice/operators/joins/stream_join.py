@@ -262,8 +262,9 @@ class StreamJoin:
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""
-        # A record can be kept beyond the time at which it expires, because only records of its side make
-        # the join forget it. Such a record must not hide when a later one is sent unmatched.
+        # A record can be kept beyond the time at which it expires, because only records of its side
+        # make the join forget it. Such a record must not hide the time at which a later record is
+        # sent unmatched.
         sent = self.release_due(state)
         if sent is not None:
             return sent
