@@ -24,7 +24,7 @@ from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", "key or null", ""]
-"""The required type of an expression: a BOOLEAN, an ARRAY, a type of keys, the same or a constant null, or any type."""
+"""The required type of an expression: BOOLEAN, ARRAY, a type of keys, a type of keys or a constant null, or any."""
 
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -240,7 +240,7 @@ def _require_number(node: exp.Expr, types: Mapping[str, str], where: str) -> Non
 
 
 def _require_order(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if an aggregate function looks for the largest or smallest of objects or lists."""
+    """Raise TopologyError if an aggregate looks for the largest or smallest object or list: they have no order."""
     match node:
         case exp.Max() | exp.Min():
             compared = node.this
@@ -250,7 +250,7 @@ def _require_order(node: exp.Expr, types: Mapping[str, str], where: str) -> None
             compared = node.expressions[0]
         case _:
             return
-    # `max_by(x)` has no second argument. Another check says that it needs one.
+    # `max_by(x)` lacks its second argument, about which another check complains.
     kind = _kind(compared, types) if compared is not None else ""
     if kind.startswith(("ARRAY", "MAP", "STRUCT")):
         raise TopologyError(

@@ -243,7 +243,8 @@ class ModelStructs:
                 raise TopologyError(f"{where}: a discriminator is the name of a field.")
 
             def replace(part: Any) -> Any:
-                # The digits of `amount: Decimal | None = Field(max_digits=12, decimal_places=2)` belong to the Decimal.
+                # In `amount: Decimal | None = Field(max_digits=12, decimal_places=2)`, the digits belong to the
+                # Decimal, so the union's other members get none.
                 return self._field_type(part, marks if part is Decimal else (), where, model)
 
             return self.union(arguments, where, replace, discriminator) or kind
