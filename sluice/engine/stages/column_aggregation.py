@@ -80,7 +80,7 @@ class Records:
     places: Numbers
     """The number of each record on `line`, which orders all records by key and time."""
     neighbourhoods: Numbers
-    """The number of each record's neighbourhood."""
+    """The number of each record's neighbourhood (see `neighbourhoods_of`)."""
     held: HeldWindows
     neighbourhoods_of_held: Numbers
 

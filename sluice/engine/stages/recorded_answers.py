@@ -102,7 +102,7 @@ class RecordedAnswers:
         return isinstance(action, Call) and action.otherwise is not None
 
     def _record(self, asked: Mapping[str, Row], answers: dict[str, Answered]) -> dict[str, Answered]:
-        """Record answers. Returns them as recorded: another attempt may have made some."""
+        """Record answers. Returns the recorded answers: an answer of an earlier attempt is kept."""
         stored, policy = self.stored, self._action.policy
         if policy.keep_ms is None or not answers:
             return answers

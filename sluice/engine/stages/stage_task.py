@@ -168,7 +168,7 @@ class StageRun:
         self.operators = operators
         self.last_only = last_only
         self.answers = answers
-        """The operators that ask outside of the pipeline, and their answers."""
+        """Number of an operator that asks a service or a database → its `RecordedAnswers`."""
         self.listeners: dict[int, list[OperatorRun]] = {}
         """Operator → the operators that get its results directly."""
         for operator in operators.values():

@@ -47,7 +47,8 @@ def with_columns(
     """
     if not fallibles:
         return select(frame, plain, "*") if plain else frame
-    # Columns that explode arrays are added in a step of their own.
+    # An exploded array gives two columns: the element and its position. `_with_structs` gives each
+    # expression only one name, so `select` adds these columns first.
     if any(column.position for column in plain):
         frame, plain = select(frame, plain, "*"), ()
     with_structs = _with_structs(frame, plain, fallibles)

@@ -243,7 +243,7 @@ class Aggregate(Timeless, Aggregation):
         return added.results(rows)
 
     def _add_all(self, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Add all values, one after the other. Only the functions may modify aggregates of the states."""
+        """Add all values, one after the other. The states change only if a function modifies an aggregate."""
         calculation, added = self.calculation, _Added()
         values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
         for number, key in enumerate(rows.keys):
