@@ -233,7 +233,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run; topics and stores are then empty."""
+    """The number of the current generation. None before the first run, when topics and stores are empty, too."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the topics that they
     match."""

@@ -37,7 +37,7 @@ def mask_of(conditions: Value, count: int) -> Mask:
 
 def false_if_null(conditions: Value) -> Value:
     """The conditions, with false in the place of null."""
-    # Most conditions have no nulls. A call of Arrow, which takes as long as computing thousands of rows, is then saved.
+    # Most conditions have no nulls, so they need no call of Arrow. A call takes as long as computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
         return conditions
     return pc.fill_null(conditions, False)

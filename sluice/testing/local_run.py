@@ -103,8 +103,9 @@ class ComputedRows:
 
 def compute_batch(query: ArrowQuery, records: Sequence[str]) -> ComputedRows:
     """Compute the rows for the shards from a batch of piped records."""
-    # A task makes one Arrow batch of the consecutive records of a partition. Sorted by partition,
-    # records make few Arrow batches, even if a test pipes them into several topics in turn.
+    # A task makes one Arrow batch of the consecutive records of a partition. The records are sorted by
+    # partition, so that they make few Arrow batches, even if a test pipes them into several topics in
+    # turn.
     decoded = sorted(map(decode_piped, records), key=itemgetter("topic", "partition"))
     streams = [record for record in decoded if record["topic"] in query.streams]
     tables = [record for record in decoded if record["topic"] in query.tables]

@@ -80,7 +80,7 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
             yield from _descriptions(cells[name].cell_contents, seen)
         except ValueError:
             continue
-    # The names are sorted, because compilers list them in different orders.
+    # The names are sorted, because versions of Python list them in different orders.
     for name in sorted(set(_names_in(function.__code__))):
         value = function.__globals__.get(name)
         is_own = getattr(value, "__module__", None) == function.__module__

@@ -79,7 +79,7 @@ class _TookTooLong(BaseException):
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
     """Raise _TookTooLong in the block after this time; do nothing outside of the main thread."""
-    # Python delivers signals to the main thread only.
+    # Python delivers signals, such as that of the alarm, to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
