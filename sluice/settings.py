@@ -22,7 +22,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
-| SLUICE_CONNECTION_NAME | none | URL of the database of a connection, whose name in capital letters is NAME |
+| SLUICE_CONNECTION_NAME | none | URL of the database of the connection NAME; write the name in capital letters |
 """
 
 from __future__ import annotations

@@ -112,6 +112,6 @@ def _oldest_kept(
 
 def _compact(location: str, keep_from: int) -> int:
     # Versions replaced by the newest batch are kept, because a retry of that batch starts from
-    # them.
+    # them. Before the first batch, there are none.
     with open_shard(location, to_write=True) as shard:
-        return shard.compact(keep_from)
+        return shard.compact(max(keep_from, 0))

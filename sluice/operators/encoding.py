@@ -272,6 +272,6 @@ encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_
 def state_decoder(kind: Any) -> Callable[[bytes], Any]:
     """Return a decoder for states of type `kind`.
 
-    In `kind`, the results of `state_type` stand for the authors' types.
+    Where a state contains a type `T` of the author, `kind` must contain `state_type(T)`.
     """
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_hook).decode

@@ -10,7 +10,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
 from sluice.airflow_connections import KAFKA, kafka_config
-from sluice.errors import BrokersUnreachable, SettingsError, StateError
+from sluice.errors import BrokersUnreachable, SettingsError, SluiceError, StateError
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Offsets, read_lag
 from sluice.operations.retention import merge_history, retain
@@ -23,14 +23,19 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline. Raises StateError at the end if some shards could not be reached."""
+    """Apply retention to every pipeline. Raises StateError at the end if it failed for some pipelines or shards."""
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
         begins = _begin_offsets(ledger)
         for pipeline in ledger.generations.pipelines():
-            done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
-            merged = merge_history(ledger, pipeline, begins)
-            note_size(ledger, pipeline, datetime.now(UTC).date())
+            try:
+                done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
+                merged = merge_history(ledger, pipeline, begins)
+                note_size(ledger, pipeline, datetime.now(UTC).date())
+            except SluiceError as error:
+                # What is wrong with one pipeline must not keep other pipelines from being retained.
+                failed.append(f"{pipeline}: {error.detail}")
+                continue
             log.info(
                 "retained",
                 pipeline=pipeline,
@@ -41,7 +46,7 @@ def retain_all(params: dict[str, Any]) -> None:
             # One shard that cannot be reached must not keep other shards from being compacted.
             failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]
     if failed:
-        raise StateError(f"Shards could not be compacted: {'; '.join(failed)}")
+        raise StateError(f"Retention has not removed everything: {'; '.join(failed)}")
 
 
 def _begin_offsets(ledger: Ledger) -> Offsets:

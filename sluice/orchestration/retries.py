@@ -15,7 +15,8 @@ OWNER = "sluice"
 def pipeline_task_defaults() -> dict[str, Any]:
     """Default arguments of the tasks that run pipelines.
 
-    The delays count only if the task's process was killed, so that `Repetition` could not decide.
+    Airflow uses the delays only if the task's process was killed. Otherwise, `Repetition` decides
+    whether and when Airflow repeats the task.
     """
     return {
         "owner": OWNER,

@@ -117,7 +117,7 @@ def from_hexadecimal(text: str) -> bytes:
 
 
 def digest(values: Value, name: str, count: int) -> Result:
-    """A hash of each text or of its bytes, in hexadecimal."""
+    """A hash of each value, a text or bytes, in hexadecimal."""
 
     def of_text(value: Any) -> str:
         content = value.encode() if isinstance(value, str) else value

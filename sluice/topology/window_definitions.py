@@ -34,8 +34,8 @@ _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _SHORTEST_MONTH_DAYS = 28
 _MOST_YEARS = 1_000
-"""The most years of a window of a time zone. A longer window around 1970 could begin before the year 1, which Python's
-datetimes cannot express."""
+"""The most years that a window by a time zone's clocks may have. A window of 2,000 years that contains 1970, for
+example, could begin before the year 1, which Python's datetimes cannot express."""
 
 
 def tumbling(

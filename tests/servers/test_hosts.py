@@ -271,6 +271,8 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
 
 
 def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:
+    only_one = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    assert (only_one.snapshots, only_one.versions, only_one.failed) == (0, 0, {})
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
     done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))

@@ -29,7 +29,10 @@ _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 
 @dataclass(frozen=True)
 class RowBatchWriter:
-    """The task before a shuffle: packs rows for the workers that own their keys, or for the `worker` in a row."""
+    """Packs a task's rows before a shuffle.
+
+    A row goes to the worker that its column `worker` names, or else to the worker that owns its key.
+    """
 
     workers: int
     side_outputs: SideOutputs

@@ -1,4 +1,4 @@
-"""Sends the results of a stage's operators to their targets on Arrow, in the stage's task, without Spark SQL."""
+"""Sends the results of a stage's operators to their targets, in the stage's task, with Arrow instead of Spark SQL."""
 
 from __future__ import annotations
 
