@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import QueryError, StateError
+from sluice.operations.retention import retain
 from sluice.orchestration import maintenance_dag
 from sluice.settings import settings
 from tests.support.states import States, ledger_url
@@ -24,8 +25,6 @@ def test_an_error_of_one_pipeline_does_not_keep_others_from_being_retained(
     monkeypatch.setenv("SLUICE_LEDGER", ledger)
     settings.cache_clear()
     monkeypatch.setattr(maintenance_dag, "_begin_offsets", lambda _: {})
-    retain = maintenance_dag.retain
-
     def failing(of_ledger: Any, pipeline: str, *options: Any) -> Any:
         if pipeline == "first":
             raise QueryError("It cannot be read.")
