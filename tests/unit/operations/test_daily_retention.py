@@ -25,6 +25,7 @@ def test_an_error_of_one_pipeline_does_not_keep_others_from_being_retained(
     monkeypatch.setenv("SLUICE_LEDGER", ledger)
     settings.cache_clear()
     monkeypatch.setattr(maintenance_dag, "_begin_offsets", lambda _: {})
+
     def failing(of_ledger: Any, pipeline: str, *options: Any) -> Any:
         if pipeline == "first":
             raise QueryError("It cannot be read.")
