@@ -68,8 +68,8 @@ DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Spark would limit the bytes of a batch's results, which include the output records.
-    # SLUICE_MAX_RECORDS limits their number instead.
+    # Spark would limit the bytes of a batch's results, which include the output records. This limit
+    # is switched off, because SLUICE_MAX_RECORDS limits the number of a batch's records instead.
     "spark.driver.maxResultSize": "0",
 }
 
@@ -82,7 +82,7 @@ COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMo
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
 FEW_RECORDS = 50_000
-"""With fewer records than this, compiling takes longer than it saves."""
+"""If a query reads fewer records than this, compiling its expressions takes longer than it saves."""
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"

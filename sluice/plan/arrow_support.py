@@ -1,7 +1,7 @@
-"""Decides whether a job's stateless steps can run on Arrow, in the task that decodes the records, or need Spark SQL.
+"""Decides whether Arrow can compute a job's stateless steps, in the task that decodes the records, or Spark SQL must.
 
-On Arrow, records stay in one Python task until they are aggregated or sent to operators. For Spark SQL, they go to
-the JVM and back. The table in `sql.rules` says what Arrow computes.
+If Arrow computes the steps, records stay in one Python task until they are aggregated or sent to operators. For Spark
+SQL, records go to the JVM and back. The table in `sql.rules` says what Arrow computes.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFal
 
 
 def why_spark(job: Job) -> str:
-    """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them on Arrow."""
+    """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them with Arrow."""
     try:
         types = types_of((*job.layers, failure_columns(job)), types_read(job))
         for edge in job.edges_from(0):

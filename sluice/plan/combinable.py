@@ -53,12 +53,12 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return CombinableFunction(name, argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
-        # Spark shortens the scale of a decimal with too many digits. So if the type has the most
-        # digits, the scale is not known.
+        # If a decimal would have more than `MOST_DIGITS` digits, Spark gives it fewer decimal places.
+        # So if a type has `MOST_DIGITS` digits, its number of decimal places is not known.
         is_known = precision < MOST_DIGITS
         if name == "sum":
             is_known = precision + _SUM_DIGITS <= MOST_DIGITS
-        # Decimals with more decimal places may have an exponent in JSON.
+        # Decimals with more than `PLAIN_SCALE` decimal places may have an exponent in JSON.
         if is_known and scale <= PLAIN_SCALE:
             return CombinableFunction(name, argument)
     return None

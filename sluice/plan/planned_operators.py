@@ -116,7 +116,7 @@ class PlannedOperator:
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
-    """The operator whose stream time this operator uses: itself, or the operator before it in a chain."""
+    """Name of the operator whose stream time this operator uses: itself, or the operator to which it is chained."""
     waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None

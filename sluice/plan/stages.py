@@ -1,4 +1,4 @@
-"""Cut a topology into stages: the operators that need each key's records in order, and the edges to and from them.
+"""Cuts a topology into stages. Plans the operators, which need each key's records in order, and their edges.
 
 An operator's stage follows the stages of all its inputs. Before each stage, rows are shuffled by key; the operators of
 a stage run in the same tasks.
@@ -224,7 +224,7 @@ class StagePlanner:
             is_null = is_null if requires_value(node, side) else "false"
         scalar, unchanged_result = scope.scalar, None if is_aggregate or is_json else scope.unchanged_result
         if isinstance(node, nodes.ChangedRows):
-            # The operator passes the new row on. It is null in a deletion.
+            # The operator passes the new row on. In a deletion, the new row is null.
             values, is_null = (sqls["new"],), f"({is_null} OR {sqls['new']} IS NULL)"
             scalar, unchanged_result = node.shape.scalar, None
         scope = self._scope_into(node, side, scope, parent)

@@ -1,4 +1,4 @@
-"""Handles, through which authors see nodes: what streams and tables have in common, such as fields, keys and sinks.
+"""Handles, through which authors see nodes. This module has what the handles of streams and tables have in common.
 
 Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
 function also takes the current aggregate, before the value. The value is an instance of the type that the stream

@@ -156,7 +156,7 @@ def last_records(number: int) -> CountWindow:
 
 
 _MOST_LAST_RECORDS = 10_000
-"""More values per key make each result slow, and a key's state large."""
+"""The most records of `last_records`. With more, each result would be slow to compute, and a key's state large."""
 
 
 def _valid_count(window: CountWindow) -> CountWindow:
@@ -275,7 +275,7 @@ def milliseconds(duration: Duration) -> int:
 
 
 _LONGEST_DAYS = 100_000_000
-"""With longer windows, the ends of windows in microseconds would not fit into 64 bits."""
+"""The longest duration. With longer windows, the ends of windows in microseconds would not fit into 64 bits."""
 _DIGITS = 30
 """Only so many digits of a number are parsed. A longer number is too large in every unit, and Python refuses to parse
 thousands of digits."""

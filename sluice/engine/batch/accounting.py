@@ -104,7 +104,7 @@ class PartitionResults:
         rows: pa.RecordBatch,
         topics: Mapping[int, str],
     ) -> dict[str, pa.Array]:
-        """The columns that identify rows appended to a table: a row's record, and the row's number in the record."""
+        """The columns that identify a row appended to a table: its record, and its number among the record's rows."""
         offsets = rows.column("_offset").to_numpy()
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
         lengths = np.diff(first, append=len(offsets))

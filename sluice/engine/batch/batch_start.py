@@ -30,7 +30,7 @@ _WORKER: ContextVar[int] = ContextVar("worker")
 
 
 class BatchStart(msgspec.Struct, frozen=True):
-    """The start of a batch."""
+    """What tasks must know about their batch when it starts."""
 
     number: int
     begun: int

@@ -36,8 +36,8 @@ class RowBatchWriter:
 
     workers: int
     side_outputs: SideOutputs
-    """The side outputs of the task, sent after its rows. A side output's label determines the
-    worker that gets it."""
+    """The side outputs of the task, sent after its rows. The label of a side output determines the
+    worker to which the side output goes."""
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()
@@ -81,7 +81,10 @@ class RowBatchWriter:
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _copied_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
-        """Mask of the rows that every worker gets. A row on its way to a later stage has been copied already."""
+        """Mask of the rows to copy for every worker.
+
+        Leaves out rows on their way to a later stage: they were copied before an earlier stage.
+        """
         copied = np.zeros(table.num_rows, bool)
         if self.copied:
             targets, sides = (table.column(name).to_numpy() for name in ("target", "side"))

@@ -55,8 +55,8 @@ REJECTED = 2**31 - 2
 """The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages pass it on."""
 
 LAST = 2**62
-"""The `sequence` of results that come from no record, such as the results of timers. These results
-follow the last row."""
+"""The `sequence` of results that belong neither to a single record nor to an advance of stream time,
+such as the results of wall-clock timers. These results follow the last row."""
 
 OFFSET_BITS = 40
 PARTITION_BITS = 13

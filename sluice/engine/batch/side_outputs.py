@@ -22,7 +22,8 @@ import msgspec
 import pyarrow as pa
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
-"""A page has at most this many rows and about this many bytes, so that no page is too large for Spark."""
+"""A large side output is divided into pages. A page has at most this many rows and about this many
+bytes, so that no page is too large for Spark."""
 # A side output has few rows. To hand them to other threads takes eight times as long as to
 # compress or to read them in this thread.
 _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)

@@ -24,7 +24,7 @@ _INTEGERS = ("int", "bigint")
 
 @dataclass(frozen=True)
 class PartialAggregate:
-    """One aggregate of a task's records, in `column`."""
+    """One aggregate of a task's records. `column` is the name of the column with its results."""
 
     column: str
     aggregate: Combinable

@@ -32,7 +32,7 @@ _EXACT = Context(prec=100)
 
 @dataclass(frozen=True)
 class Totals:
-    """The state rows of a job's groups."""
+    """Makes and adds up the state rows of a job's groups."""
 
     groups: Mapping[int, PartialAggregates]
     timed: frozenset[int]

@@ -61,8 +61,8 @@ class Backlog:
 
     timestamps: Timestamps
     partitions: tuple[Partition, ...]
-    """The partitions, sorted by source and number. Records with equal sequences have the same
-    order."""
+    """The partitions, sorted by source and number. If records of several partitions have equal
+    sequences, the order of the partitions decides."""
     position: dict[Partition, int]
     ends: Offsets
     largest_timestamps: Offsets = field(default_factory=dict)

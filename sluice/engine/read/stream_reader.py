@@ -63,7 +63,7 @@ class PartitionOutput:
 
     @property
     def name(self) -> str:
-        """The name of the side outputs."""
+        """The name of this partition's side outputs."""
         return part_name("read", self.topic, self.partition)
 
 
@@ -145,7 +145,7 @@ class Reader:
     ) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
-        The largest timestamp is kept from batch to batch. It includes rejected records, as in `ordered_backlog`.
+        The largest timestamp is kept from batch to batch. Rejected records count, too, as in `ordered_backlog`.
         """
         name = f"{ORDER}/{output.topic}/{output.partition}"
         if name not in output.times:

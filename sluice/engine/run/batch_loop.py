@@ -68,8 +68,8 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str], most: int) -> None:
         """Read all records that the topics have now, in batches of at most `most` records of streams.
 
-        Without new records, fires the wall-clock timers that are due, in a batch of their own. The last batches have no
-        records: stream time goes on in them (see `IdleTime`).
+        Without new records, fires the wall-clock timers that are due, in a batch of their own. At the end, runs batches
+        without records in which stream time goes on, if results become due by this (see `IdleTime`).
         """
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -77,9 +77,9 @@ class BatchLoop:
         # batch must have the same records.
         self._repeat_interrupted()
         begin = _offsets(self.positions)
-        # All batches of a run have the same time. A batch has no records if it covers only
-        # aborted transactions or a new partition. It is published, too, so that the ledger has
-        # the new positions.
+        # All of these batches get the same time of the clock. A batch has no records if it covers
+        # only aborted transactions or a new partition. Such a batch is published, too, so that the
+        # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
         for number, ends in enumerate(batch_ends, start=first):

@@ -122,7 +122,7 @@ class Frames:
     ) -> DataFrame:
         """The rows for stores, groups and sinks, as row batches.
 
-        If the stateless steps can run on Arrow, the task that decodes the records also computes the steps, and Spark
+        If Arrow can compute the stateless steps, the task that decodes the records also computes the steps, and Spark
         only checks the expressions. If not, records go from the decoding task to Spark SQL and back.
         """
         job, storage = self.job, self.storage

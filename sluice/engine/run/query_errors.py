@@ -76,7 +76,8 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 def _cause(message: str) -> str:
     """The innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
-    # Java writes the chain of causes from the outermost to the innermost, so the last one counts.
+    # Java writes the chain of causes from the outermost to the innermost, so the last of these lines
+    # has the innermost cause.
     prefix = "Caused by: "
     causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]

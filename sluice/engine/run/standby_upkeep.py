@@ -62,8 +62,8 @@ class StandbyCopies:
         except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
-        # A refresh reads the whole copy, so a larger shard takes longer. The pause before the next
-        # refresh grows with this time.
+        # A refresh reads the whole copy, so it takes longer for a larger shard. The longer a refresh
+        # has taken, the longer is the pause before the next refresh.
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 

@@ -109,8 +109,9 @@ class Advances:
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     """The operators that need only their stream time after the batch, not at each position.
 
-    Their rows contain the stream times. None of their results waits for stream time. No operator is
-    chained to them, because its results might wait.
+    Three conditions hold for such an operator: its rows contain the stream times; its results do
+    not wait for stream time; and no operator is chained to it, because the results of a chained
+    operator might wait for stream time.
     """
     operators = [*operators]
     followed = {operator.chained_to for operator in operators}

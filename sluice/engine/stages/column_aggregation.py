@@ -1,10 +1,10 @@
 """Aggregates a batch's records over windows in columns, where only the last result of each window matters.
 
 The results are the same as if the operators took one record after the other. Records of a key that
-may share windows are in one neighbourhood. The operators still process a neighbourhood if the order
-of its records matters. There are two such cases: one of the records may belong to a window that has
-closed before; or the neighbourhood has sliding windows of earlier batches, and new sliding windows
-depend on the times of earlier records.
+may share windows are in one *neighbourhood*. If the order of a neighbourhood's records matters, the
+operator processes these records one by one. There are two such cases: one of the records may belong
+to a window that has closed before; or the neighbourhood has sliding windows of earlier batches, and
+new sliding windows depend on the times of earlier records.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ class ColumnAggregation:
         if any(type(each.operator) is not Suppress for each in suppressing):
             return None
         window = operator.window
-        # If records are equally good for `max_by`, the order in which sessions merge decides
-        # between them. So values of sessions are not picked here.
+        # If several records have the largest value of `max_by`, the order in which sessions merge
+        # decides which of the records counts. This class aggregates all records of a session at
+        # once, without this order. So it does not compute `max_by` and similar functions of sessions.
         in_order = not isinstance(window, SessionWindow)
         functions = ColumnFunctions.of(operator.calculation, in_order=in_order)
         if functions is None or not isinstance(window, TimeWindow | SlidingWindow | SessionWindow):
@@ -371,8 +372,8 @@ def _ranks(table: pa.Table) -> Numbers:
 def _latest_before(batch: OperatorRows) -> Times:
     """The stream time before each row.
 
-    Each of several cogrouped streams has its own stream time. The stream that is ahead counts,
-    because this stream may have made the operator forget windows already.
+    Each of several cogrouped streams has its own stream time. This function returns the largest of
+    their stream times, because the operator may have forgotten windows that closed by this time.
     """
     times = batch.stream_times
     return np.maximum(times["before"], times["left"]) if "left" in times else times["before"]

@@ -108,8 +108,9 @@ class Ingest:
                 yield from self._rows(batch, task)
         if task is not None:
             yield from task.windowed.rest()
-            # An operator's report goes to every worker, which therefore runs the operator, even
-            # without rows for it: a timer may be due, or a partition may be idle.
+            # An operator's report goes to every worker. So every worker runs the operator, even a
+            # worker without rows for it: one of the worker's timers may be due, or one of its
+            # windows may close because a partition has become idle.
             topics = {topic for topic, _ in task.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
             with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]

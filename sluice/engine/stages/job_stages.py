@@ -100,7 +100,7 @@ class Stages:
             if edge.foreign is not None:
                 foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
                 columns.append(Column(edge.foreign_column, foreign, edge.target))
-        # These columns form a layer of their own, because the other columns read them.
+        # The conditions form a layer of their own, because the other columns read them.
         conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
         return tuple(conditions), tuple(columns)
 

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 """The columns that operators read."""
 _ROWS_AT_ONCE = 1_000
-"""Rows become Python objects in small numbers, so that they are still in the CPU's cache when they are used."""
+"""So many rows become Python objects at once: few enough to be still in the CPU's cache when they are processed."""
 _KEYED_ROWS_AT_ONCE = 50_000
 """The rows of many keys are processed and forgotten in parts of about this size, with their states and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
@@ -161,6 +161,6 @@ class OperatorRows:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The column's values. Most batches have no headers, for example, so a column of nulls is not converted."""
+    """The column's values. A column of nulls is frequent, such as the headers of most batches, and is not converted."""
     count = len(column)
     return [None] * count if column.null_count == count else column.to_pylist()

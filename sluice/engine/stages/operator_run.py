@@ -33,7 +33,7 @@ from sluice.state.shard.operator_states import State, StoredState
 from sluice.state.shard.shard import Shard
 
 _ROWS_UNCHECKED = 100
-"""After every this many rows, a task checks whether its rows have had many results."""
+"""A task checks once per so many rows whether it has collected so many results that it must pass them on."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class OperatorRun:
         self.states: dict[str, Any] = {}
         """The states of the loaded keys; operators change them in place."""
         self._digests: dict[str, int] = {}
-        """The digests of the states when they were loaded. By them, the shard finds the changed
-        states."""
+        """The digests of the states when they were loaded. The shard stores only the states whose
+        digests have changed since then."""
         self._shared_digest = 0
         self._entries_before: dict[str, list[str | None]] = {}
         """Key → the entries of a processor's stores before the batch."""
@@ -163,10 +163,10 @@ class OperatorRun:
         """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
-        # A Kafka Streams task searches for the unmatched records of all its keys, by its stream
-        # time. With one partition, the join searches at the same times. With several partitions,
-        # the keys of a worker have no common stream time, so each key's unmatched records are sent
-        # when they are due.
+        # In Kafka Streams, the stream time of a task decides when the task searches for the
+        # unmatched records of all its keys. With one partition, the join searches at the same times
+        # (`watch`). With several partitions, the keys of a worker have no common stream time, so
+        # each key's unmatched records are sent when they are due.
         is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
         if isinstance(self.operator, StreamJoin) and is_one_task:
             self.operator.watch()

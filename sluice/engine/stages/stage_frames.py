@@ -1,4 +1,4 @@
-"""Stages on Spark: rows go to workers, through operators, and to Spark SQL if steps need it."""
+"""Runs stages on Spark: sends rows to workers, through operators, and, if later steps need it, through Spark SQL."""
 
 from __future__ import annotations
 

@@ -230,11 +230,13 @@ class StageOutput:
         sequence, origin, cause_path = self.position
         if self.released is not None:
             cause_path = self._release_path(self.released, rank)
-        # Kafka Streams sends the answers of a foreign-key join back through a topic, so they come later.
+        # Kafka Streams sends the results of a foreign-key join back through a topic. So they come
+        # after the other results of the same record.
         if self.operator.rekeys_results:
             cause_path = row_order.after_rekeying(cause_path)
         start, end = window or _NO_BOUNDS
-        # The values of `_COLUMNS` in a plain tuple: a NamedTuple would add 0.5 µs to the 0.7 µs of a result.
+        # A row is a plain tuple of the values of `_COLUMNS`. A NamedTuple would add 0.5 µs to the
+        # 0.7 µs that a result takes.
         self._rows.append(
             (
                 target,

@@ -204,9 +204,9 @@ class Timeline:
 
     @property
     def passed_by_all_sides(self) -> int:
-        """The stream time up to which no record of any side can come any more; the closed time if there are no sides.
+        """The stream time that every side has reached in every partition that is not idle.
 
-        It does not increase before all sides have had records in each partition that is not idle.
+        If the operator's sides have no stream times of their own, this is the closed time.
         """
         if not self._operator.timed_sides or self._operator.joins_versions:
             return self.closed_after

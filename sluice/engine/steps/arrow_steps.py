@@ -1,4 +1,4 @@
-"""Computes stateless steps on Arrow instead of Spark SQL, with the same results."""
+"""Computes stateless steps with Arrow instead of Spark SQL, with the same results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Calls an author's Python functions for records, in Spark's SQL functions or where steps are computed on Arrow.
+"""Calls an author's Python functions for records. Spark SQL makes these calls, or Arrow's computation of the steps.
 
-The arguments are a flag (whether the record reaches the step), the key, and the value as JSON. The result is a struct
-whose `error` holds the error of the author's function, so that the record is rejected instead of ending the run.
+The arguments of a call are a flag (whether the record reaches the step), the key, and the value as JSON. The result is
+a struct whose field `error` holds the error that the author's function raised. So the error rejects the record instead
+of ending the run.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class Call(_Calls):
                 if (result := function(key, value)) is not None:
                     require_run(result)
                 return {}
-            # Any result counts by its truth, except a coroutine or a generator: it would count as
-            # true, although the author's code has not run.
+            # As in Python's `if`, any result counts as true or false, except a coroutine or a
+            # generator: it would count as true, although the author's code has not run.
             case "condition":
                 if type(result := function(key, value)) is not bool:
                     require_run(result)
