@@ -54,10 +54,6 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="sum(amount[0])"),
         r"store n at .*Can't extract a value from \"amount\"",
     ),
-    "an aggregate of objects": (
-        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(struct(item))"),
-        r"aggregate into 'n' at .*max needs int or .*not an object",
-    ),
     "a key": (lambda s: s.deduplicate("item[0]", within="1 ms").to("out"), r"deduplicate at .*\"item\""),
     "an interval as a key": (
         lambda s: s.group_by("make_dt_interval(amount)").count(store="n"),
