@@ -38,8 +38,8 @@ _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """Matches the connection's name at the beginning of an error of librdkafka. The group of this
 regular expression matches the broker's host and port."""
 _SURROUNDINGS = re.compile(r"^\S+/(bootstrap|\d+): | \(after .*\)$")
-"""Matches the connection's name and the duration that librdkafka adds before and after an error's
-reason."""
+"""Matches what librdkafka adds to the reason of an error: the connection's name before the reason,
+and a duration after it."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     except KafkaException as error:
         raise unreachable(kafka, error.args[0].str()) from None
     except TimeoutError:
-        # The future of a request raises TimeoutError.
+        # The future of a request raises TimeoutError if the broker does not answer in time.
         raise unreachable(kafka, "timed out") from None
 
 

@@ -55,7 +55,8 @@ _LAST_PARTITION = 2**31 - 1
 Place = tuple[str, int, int]
 """Topic, partition and offset of a record."""
 Failure = dict[str, str]
-"""Reason, detail, step, place and time of a record's failure, and its dead letter."""
+"""A failure of a record: its reason, detail, step and time, and the positions of the record and of
+the dead letter. `kafka.redrive` makes it from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:
@@ -79,7 +80,7 @@ class DeadLetterFilter:
     """Partition and offset of the dead letter itself."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a dead letter is chosen."""
+        """Whether this filter selects a dead letter."""
         return (
             self.reason in ("", letter.reason)
             and (self.since is None or letter.at >= self.since)

@@ -61,7 +61,8 @@ _ONE_RECORD: dict[str, str | int | bool] = {
     "fetch.wait.max.ms": 10,
 }
 _WAIT_S = 0.02
-"""How long a call waits for `_AT_ONCE` records. If fewer records are left, it takes this long."""
+"""How long a call waits until it has read `_AT_ONCE` records. If fewer records are left in the
+topic, the call takes this long."""
 
 
 @dataclass(frozen=True)

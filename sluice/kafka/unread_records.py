@@ -174,9 +174,10 @@ def _offsets(
     which: OffsetSpec,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> Offsets:
-    """Begin or end offsets.
+    """The begin offsets or the end offsets of partitions, as `which` says.
 
-    For a reader of committed records, the end is before any open transaction.
+    For a reader of committed records, a partition ends before the first record of its oldest open
+    transaction.
     """
     if not partitions:
         return {}

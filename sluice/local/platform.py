@@ -83,7 +83,7 @@ class LocalPlatform:
 
     @property
     def sessions(self) -> set[int]:
-        """The ids of the sessions of Airflow's components and of the broker."""
+        """The ids of the system's sessions in which Airflow's components and the broker run."""
         broker = running(self.kafka.folder)
         return {service.process.pid for service in self._services.values()} | ({broker.pid} if broker else set())
 
@@ -232,7 +232,7 @@ class LocalPlatform:
 
 
 def remember(home: Path, session: int) -> None:
-    """Record a session in `home`, so that `clear` can end it if this process is killed."""
+    """Record a session's id in `home`. If this process is killed, `clear` ends the session."""
     with (home / "sessions").open("a") as notes:
         notes.write(f"{session} {psutil.Process(session).create_time()}\n")
 

@@ -213,8 +213,8 @@ class Merge:
         if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
             computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
-        # Kept times come last, so that times that belong to no operator, such as `:seen`, replace
-        # the computed times.
+        # Kept times come last. Both sources have the times that belong to no operator, such as
+        # `:seen`, and the kept ones must replace the computed ones.
         for is_kept, of_source in ((False, computed), (True, kept)):
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():

@@ -44,7 +44,7 @@ class NewInstallation:
         )
 
     def place(self, worker: WorkerInfo) -> str:
-        """Give a worker's shard its new address."""
+        """Choose the new address of a worker's shard, and return it."""
         address = location(self._shards, worker.ref, worker.number)
         self._addresses[worker.ref, worker.number] = address
         return address

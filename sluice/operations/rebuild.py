@@ -203,10 +203,10 @@ class Rebuild:
         return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """The rebuild of a job that knows the topics that match its patterns.
+        """This rebuild, with a job that lists the topics that match the pipeline's patterns.
 
-        A topic that the old generation has read is among them even if it no longer exists, unless
-        `from_topics`.
+        Without `from_topics`, these include the topics that the old generation has read, even if
+        they no longer exist.
         """
         earlier = None if self.from_topics else old
         return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier))

@@ -1,4 +1,4 @@
-"""Retention of snapshots: deletes old snapshots, and row versions that no other snapshot includes.
+"""Retention of snapshots: deletes old snapshots, and row versions that no kept snapshot includes.
 
 The retention of windows is in `engine/publish/window_expiry.py`.
 """

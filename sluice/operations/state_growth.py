@@ -13,7 +13,8 @@ from sluice.state.ledger.state_sizes import DAYS
 from sluice.state.remote.opening import sizes_of_shards
 
 _SMALL = 2**30
-"""State of less than 1 GiB may grow: a new pipeline fills its windows."""
+"""Growth of a state that is smaller than 1 GiB is no failure, because the state of a new pipeline
+grows while its windows fill."""
 
 
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:

@@ -174,6 +174,6 @@ def _forget_event_loop() -> None:
     _loop, _lock = None, Lock()
 
 
-# A forked process, such as a worker of Spark, does not have the thread of the event loop. So it
-# forgets the event loop, and its first call starts a new one.
+# A forked process, such as each Python process of a Spark executor, does not have the thread of the
+# event loop. So it forgets the event loop, and its first call starts a new one.
 os.register_at_fork(after_in_child=_forget_event_loop)

@@ -242,7 +242,8 @@ def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Exact:
         return Exact.from_bytes(value)
     if isinstance(kind, _Converted):
-        # `encode_model` has turned models into stored values.
+        # The stored values of models have been encoded, not the models (see `encode_model`), so they
+        # are decoded as the types of stored values.
         store = partial(msgspec.convert, type=stored_type(kind.kind)) if has_models(kind.kind) else storer(kind.kind)
         return author_value(store(value))
     raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")

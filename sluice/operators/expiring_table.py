@@ -70,14 +70,14 @@ class ExpiringTable:
         out.emit(key, value, time)
 
     def release_due(self, state: ExpiringRow) -> int | None:
-        """When the row expires, by the table's clock."""
+        """When the row expires: a stream time, or with `is_timed_by_clock`, a time of the wall clock."""
         return state.expires
 
     def due(self, state: ExpiringRow) -> int | None:
         return None if self.is_timed_by_clock else state.expires
 
     def wall_due(self, state: ExpiringRow) -> int | None:
-        """When the row expires by the wall clock, epoch ms."""
+        """When the row expires by the wall clock, epoch ms; None if stream time decides."""
         return state.expires if self.is_timed_by_clock else None
 
     def close(
@@ -88,7 +88,10 @@ class ExpiringTable:
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        """Delete the row if it has expired at `closed`, by the table's clock."""
+        """Delete the row if it has expired at `closed`.
+
+        `closed` is a stream time, or with `is_timed_by_clock`, a time of the wall clock.
+        """
         if key is not None and state.expires is not None and state.expires <= closed:
             expires, state.expires = state.expires, None
             self._replace(state, key, None, expires, out)

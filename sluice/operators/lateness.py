@@ -95,7 +95,7 @@ class JoinLateness:
         self._reach_ms = window.reach_ms
 
     def expires_at(self, time: int) -> int:
-        """The largest time of its own stream at which a record can no longer be matched."""
+        """When a record can no longer be matched: the event time that its own stream must have reached."""
         return time + self._reach_ms
 
     def last_expired(self, latest: T) -> T:

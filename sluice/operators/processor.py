@@ -131,12 +131,13 @@ class Journal:
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
-        # The old value itself, not a copy: entries and timers are replaced, never changed.
+        # Log the old value itself, not a copy, because entries and timers are replaced, never changed
+        # in place.
         self._before.append((kept, name, kept.get(name)))
 
     def undo_changes(self) -> None:
         """Restore every changed entry and timer."""
-        # In reverse, because an entry may have changed several times.
+        # Undo the last change first, because an entry may have changed several times.
         for kept, name, before in reversed(self._before):
             if before is None:
                 kept.pop(name, None)

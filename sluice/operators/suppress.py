@@ -1,8 +1,9 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
 The operator's rows are the results of the previous operator, with the same keys. Suppress uses the
-stream time of the previous operator. Only after a join does it have a stream time of its own,
-because many rows of a join cause no result.
+stream time of the previous operator, with two exceptions, in which it has a stream time of its own.
+After a join, many of the join's rows cause no result. After a table whose rows expire, a row of any
+key can delete this key's row.
 
 Stream time here is the time that all partitions have reached, because no partition may update a
 window after the window's result has been sent.
@@ -103,12 +104,12 @@ class BufferLimit:
 class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
-    Until a window closes: sends one result per window once stream time reaches its end + `wait_ms`,
-    and no tombstones. The result has the headers of the window's last update, or with
-    `window_final`, of the record that closes the window.
+    If it waits until a window closes, it sends one result per window once stream time reaches the
+    window's end + `wait_ms`, and no tombstones. The result has the headers of the window's last
+    update or, with `window_final`, of the record that closes the window.
 
-    Until a time limit: sends the latest value once stream time is `wait_ms` after the first update
-    held back.
+    If it waits until a time limit, it sends the latest value once stream time is `wait_ms` after
+    the time of the first update that it holds back.
 
     `wait_ms`: the time limit, or how long a window stays open after its end: the grace, or for
     sessions grace + gap.

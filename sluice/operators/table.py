@@ -29,7 +29,7 @@ class Latest(Timeless):
         return LatestValue()
 
     def process(self, state: LatestValue, row: Row, out: Output) -> None:
-        """Replace the key's value: offset order wins, even if the row's time is earlier."""
+        """Replace the key's value with the row's value, even if the row's time is earlier."""
         # Kafka Streams drops a table's records without a key.
         if row.key is None:
             out.count("null_key")

@@ -100,7 +100,10 @@ def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Itera
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of an error message. The rest may repeat statements and their values."""
+    """The first line of an error message.
+
+    The other lines are left out, because they may repeat SQL statements and their values.
+    """
     return str(error).strip().partition("\n")[0].rstrip(".") + "."
 
 
@@ -206,7 +209,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, path: Path, durable: bool) -
 
 
 def _connect(parameters: dict[str, Any]) -> Any:
-    # Psycopg takes a while to import.
+    # Psycopg is imported only for a connection, because importing it takes a while.
     from sluice.state.postgres_connection import connect
 
     return connect(**parameters)

@@ -1,4 +1,4 @@
-"""Spark's Python daemon in tests. Its workers import test modules, which define steps."""
+"""Spark's Python daemon in tests. It forks processes, which import test modules for their steps."""
 
 import gc
 from contextlib import suppress
@@ -8,8 +8,8 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.worker_daemon
 
-    # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, because
-    # its workers are forked from it, and so need not import them again.
+    # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, so that the
+    # processes that it forks need not import them again.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):
@@ -23,7 +23,7 @@ def freeze(phase: str, info: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    # Imported after the engine, because the engine chooses which PySpark is imported.
+    # This import must follow the engine's, because the engine chooses which PySpark is imported.
     from pyspark.daemon import manager
 
     gc.callbacks.append(freeze)

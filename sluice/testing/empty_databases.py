@@ -1,4 +1,7 @@
-"""Creates the empty ledger and shards of a test driver. SQLite files are copied: creating their tables takes longer."""
+"""Creates the empty ledger and shards of a test driver.
+
+SQLite files are copied, because creating their tables anew would take longer.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class PipedInput:
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
 
     def add(self, records: Sequence[str]) -> None:
-        """Add the records of a batch, each as JSON of the columns."""
+        """Add the records of a batch, each as a JSON object of its columns."""
         batch = self._class("java.util.ArrayList")()
         for record in records:
             batch.add(record)

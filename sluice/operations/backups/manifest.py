@@ -1,6 +1,6 @@
-"""A backup's manifest: the checksum of each of its files.
+"""A backup's manifest, which lists the backup's files with their checksums.
 
-It is written last, so a backup without a manifest is incomplete.
+The manifest is written last, so a backup without a manifest is incomplete.
 """
 
 from __future__ import annotations

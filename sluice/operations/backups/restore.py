@@ -1,7 +1,8 @@
 """Restores a backup into an empty installation.
 
-The installation can use SQLite files or PostgreSQL, whichever of the two was backed up. Unlike an
-import, a restore copies files that nobody uses. It compares them with the backup's checksums.
+The installation can use SQLite files or PostgreSQL, no matter which of the two was backed up.
+Unlike an import, a restore copies files that nobody uses. It compares them with the backup's
+checksums.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Accumulators of the aggregate functions, one per function and type of argument.
 
-`add` returns a new value, so that a failed record can be undone. Accumulators that may be large are modified in place
-instead, and can undo their changes. Null arguments are ignored, except that `count` without an argument counts rows.
+`add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
+undone. Accumulators that may be large are modified in place instead, and their changes can be
+undone. Null arguments are ignored, except that `count` without an argument counts rows.
 """
 
 from __future__ import annotations
@@ -497,9 +498,10 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The percentile of distinct, sorted values.
+    """The number below which the share `part` of all values lies, such as the median for 0.5.
 
-    `ends`: for each distinct value, the number of all values that are at most as large.
+    `values`: the distinct values, sorted. `ends`: for each of them, how many of all values are at
+    most as large.
     """
     position = (ends[-1] - 1) * part
     below = float(values[bisect_right(ends, math.floor(position))])

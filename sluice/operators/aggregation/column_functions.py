@@ -39,8 +39,8 @@ from sluice.operators.exact_sums import Exact
 
 _LARGEST = 1 << 62
 _LARGEST_DOUBLE = 1e300
-"""If the absolute values of the doubles add up to less, any sum of some of the doubles fits a
-double."""
+"""If the absolute values of a batch's doubles add up to at most this number, every sum of some of
+these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
 """The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
@@ -180,7 +180,7 @@ class Aggregates:
 
 @dataclass(frozen=True)
 class ColumnFunctions:
-    """The functions of an aggregation, over columns."""
+    """Computes the functions of an aggregation for many windows at once, from columns."""
 
     functions: Functions
 

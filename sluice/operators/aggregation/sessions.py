@@ -56,8 +56,9 @@ class SessionAggregate(WindowAggregation):
             return
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
-        # As in Kafka Streams, a session that takes in a record is deleted and sent again under its new bounds, even
-        # if the bounds are the same. It is not deleted if all its records have the same time.
+        # As in Kafka Streams, a session that takes in a record is deleted and sent again, even if
+        # the record does not change the session's bounds. The session is not deleted if all its
+        # records have the same time.
         grows = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:

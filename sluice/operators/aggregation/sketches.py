@@ -185,7 +185,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """The smallest number for which at least the share `part` of all numbers is not larger."""
+        """The smallest number that at least the share `part` of all numbers does not exceed."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):
@@ -222,11 +222,12 @@ def _binned(counts: Mapping[Any, int]) -> dict[int, int]:
 _ACCURACY = 0.01
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _SHIFT = 1 << 20
-"""Makes the logarithm of every double positive, so that a bin's number has the sign of the values in the bin."""
+"""Is added to the logarithm of a number's absolute value, and makes the sum positive for every
+double. A bin's number therefore has the sign of the numbers in the bin."""
 
 
 def _bin(value: Any) -> int:
-    """The number of a value's bin. A larger value never has a smaller number."""
+    """The number of a value's bin. A larger value never has a smaller bin number."""
     if not value:
         return 0
     number = math.ceil(math.log(abs(value)) / math.log(_GAMMA)) + _SHIFT

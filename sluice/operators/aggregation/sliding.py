@@ -44,8 +44,8 @@ class SlidingAggregate(WindowAggregation):
             out.send_late()
             return
         self._forget_windows(state, row, out)
-        # The starts of the windows that contain the record, or contain another record that shares a
-        # window with it; the latest start first.
+        # The starts of the windows that contain this record, or another record that can share a
+        # window with this record; the latest start first.
         near = [start for start in state if time - 2 * size <= start <= time + 1]
         starts = sorted(near, reverse=True)
         next_window = self._next_window(state, starts, time)
@@ -68,8 +68,8 @@ class SlidingAggregate(WindowAggregation):
             return
         # In Kafka Streams, the store keeps windows for twice their size plus the grace. The store's
         # time is the start of its latest window. That window begins between the latest record and
-        # one size before it, depending on the records of all keys. Here, it counts as beginning one
-        # size before the latest record, so that the fewest windows are forgotten.
+        # one size before it, depending on the records of all keys. Here, the latest window counts as
+        # beginning one size before the latest record, so that the fewest windows are forgotten.
         last_end = self.lateness.last_closed_end(latest - 2 * size)
         forgotten = [start for start in state if start + size <= last_end]
         for start in forgotten:

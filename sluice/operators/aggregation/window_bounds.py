@@ -12,7 +12,8 @@ from sluice.values.windows import TimeWindow, Window
 
 Times = npt.NDArray[np.int64]
 AllBounds = tuple[Times, Times, npt.NDArray[np.bool_]]
-"""The starts and ends of windows that may contain each time, and whether they contain it.
+"""For many times: the starts of the windows that may contain each time, the ends of these windows,
+and whether each window contains the time.
 
 Each of the three is a matrix with a row for each time and a column for each window, the earliest
 window first.

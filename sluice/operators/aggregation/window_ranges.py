@@ -106,11 +106,11 @@ def reach_of(window: SpreadWindow) -> int:
 
 
 def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: int) -> tuple[Numbers, Numbers]:
-    """Divide records and spans into neighbourhoods that are more than `reach` apart.
+    """Divide records and earlier windows into neighbourhoods that are more than `reach` apart.
 
-    Returns the number of each record's neighbourhood, and the number of each span's neighbourhood.
-    `places`: the sorted places of the records. A span begins at a place in `begins` and ends at the
-    place in `ends` with the same index.
+    `places`: the sorted places of the records. The earlier windows are windows in the state: each
+    begins at a place in `begins` and ends at the place in `ends` with the same index. Returns the
+    number of each record's neighbourhood, and the number of each earlier window's neighbourhood.
     """
     all_begins, all_ends = np.concatenate((places, begins)), np.concatenate((places, ends))
     order = np.argsort(all_begins, kind="stable")
@@ -180,7 +180,10 @@ def _first_starts(window: Window, times: Numbers) -> Numbers:
 
 
 def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> WindowRanges:
-    """The window that ends at each record, and the window right after it, if this has records."""
+    """The window that ends at each record, and the window right after the record.
+
+    Windows without records are left out.
+    """
     size = window.size_ms
     records = np.unique(places)
     times = line.times(records)

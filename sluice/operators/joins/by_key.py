@@ -157,7 +157,7 @@ class TableJoin(Timeless):
     def _has_result(self, has_left: Mask, has_right: Mask) -> Mask:
         """Mask of the rows with a result, given for each row whether each side has a value.
 
-        `_result` decides the same for one row.
+        `_result` has the same rules, for a single row.
         """
         match self.how:
             case "inner":

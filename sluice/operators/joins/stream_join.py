@@ -50,8 +50,9 @@ class Watch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, at the same times as a Kafka Streams task.
 
     A search takes place when stream time passes `since` plus the window of the current record's
-    side; `since` begins as the time of the earliest waiting record. If a record is not due in one
-    search, it waits for the next search, and can be matched meanwhile.
+    side. `since` begins as the time of the earliest waiting record, and each search sets it anew (see
+    `look`). If a record is not due in one search, it waits for the next search,
+    and can be matched meanwhile.
     """
 
     since: int = _NEVER
@@ -69,10 +70,11 @@ class Watch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """The time at which Kafka Streams' iteration over the remaining records stops.
+        """The new `since`, if both sides still have waiting records.
 
-        That is the time of the first record that follows the first records of both sides. Records of the right side
-        sort before records of the left side with the same time.
+        As in Kafka Streams, whose search stops here, this is the time of the first record that
+        follows the earliest record of each side. Of records with the same time, those of the right
+        side come first.
         """
         left, right = self.waiting
         if left[0] >= right[0]:

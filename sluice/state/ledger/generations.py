@@ -189,7 +189,9 @@ class Generations(LedgerPart):
         return GenerationRef(pipeline, newest + 1)
 
     def forget(self, ref: GenerationRef, lease: LeaseRow) -> None:
-        """End a generation's lease, and remove everything about it except its workers, whose shards still exist.
+        """Remove a generation from the ledger, and end its lease.
+
+        The generation's workers stay in the ledger, because their shards still exist.
 
         `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
         StateError if `ref` is the current generation.

@@ -171,7 +171,8 @@ SERVERS = Table(
     Column("port", Integer, primary_key=True, autoincrement=False),
     Column("server", Text, nullable=False, comment="the identity in the folder of its shards"),
 )
-"""The identity of the state server that has an address."""
+"""Address of a state server → the identity of the server, which tells it apart from other servers
+with the same address."""
 
 STANDBYS = Table(
     "standbys",
@@ -348,7 +349,8 @@ MEASUREMENTS = Table(
     Column("labels", Text, primary_key=True, comment="JSON object"),
     Column("value", Double, nullable=False),
 )
-"""What pipelines have done since the ledger was created. Retention does not remove it."""
+"""Measurements of pipelines, such as the number of batches published since the ledger was created.
+Retention does not remove them."""
 
 SIZES = Table(
     "sizes",

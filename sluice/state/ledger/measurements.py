@@ -24,7 +24,7 @@ from sluice.state.model import Snapshot
 Labels = tuple[tuple[str, str], ...]
 
 SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
-"""The upper bounds of the buckets of durations."""
+"""The upper bounds, in seconds, of the buckets in which histograms count durations."""
 BUCKET, SUM = "_bucket", "_sum"
 """The ends of the names of a histogram's measurements."""
 UNBOUNDED = "+Inf"
@@ -95,7 +95,7 @@ class Measurements(LedgerPart):
             add_measurements(connection, pipeline, measurements)
 
     def replace(self, pipeline: str, measurements: Iterable[Measurement]) -> None:
-        """Replace a pipeline's measurements of these names and labels."""
+        """Store measurements. They replace the pipeline's measurements with the same names and labels."""
         with database_errors("Writing measurements"), transaction(self._engine) as connection:
             _write(connection, pipeline, measurements, _REPLACING)
 

@@ -166,7 +166,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """Workers, combined from their rows and their placements."""
+    """The workers in these rows of the table `workers`, with the addresses of their state servers."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []

@@ -62,8 +62,8 @@ class Quarantine(LedgerPart):
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:
             since, places = _since(connection, ref), epochs_of(connection, ref.pipeline)
-            # The caller has read one shard. Its result says nothing about a shard that has replaced
-            # that shard meanwhile.
+            # The caller has read one shard. If another shard has replaced that shard meanwhile, the
+            # caller's result says nothing about the other shard.
             if (since.get(worker), places.get(worker)) != (
                 before.since.get(worker),
                 before.places.get(worker),

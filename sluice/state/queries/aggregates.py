@@ -23,8 +23,8 @@ _MAX_GROUPS = 10_000
 Order = Literal["group", "entries", "sum", "min", "max"]
 
 _EXACT = Context(prec=700)
-"""Enough digits to add doubles exactly: a double has up to 309 digits before the point, and up to
-324 after it."""
+"""Enough digits to add doubles exactly: as JSON, a double has up to 309 digits before the point,
+and up to 324 after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 _NUMBER_TYPES = frozenset({int, Decimal})

@@ -39,7 +39,7 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content of the response."""
+        """Post `body` to a path. Returns the status and the content of the response."""
         head = self._head % (self._path + path) + f"content-length: {len(body)}\r\n\r\n"
         request = head.encode("latin-1") + body
         while self._idle:
@@ -65,7 +65,7 @@ class HttpClient:
         try:
             response = await connection.send(request)
         except BaseException:
-            # Otherwise the rest of this response would be read as the next response.
+            # Without this, the rest of this response would be read as the next response.
             connection.close()
             raise
         if connection.is_open and len(self._idle) < _MAX_IDLE:

@@ -40,7 +40,7 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def challenge_number(token: str, credentials: str) -> str | None:
-    """The random number in a challenge's Authorization header; None unless its sender knows the token."""
+    """The random number in a challenge's Authorization header; None if the sender lacks the token."""
     challenge = _CHALLENGE.fullmatch(credentials)
     if challenge is None:
         return None
@@ -49,7 +49,7 @@ def challenge_number(token: str, credentials: str) -> str | None:
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
-    """A server's answer to a challenge, and its proof."""
+    """A server's answer to a challenge: the card as JSON, and the proof."""
     content = msgspec.json.encode(card)
     return content, _mac(token, "answer", number, content.decode())
 

@@ -210,7 +210,7 @@ class LocalShard(Shard):
                     total = int(self._recorded_checksum(number, batch - 1) or "0", 16)
                     digest_growth, row_growth = operator_states.write(self._driver, batch, states_of_operator)
                     # The entry of the preceding batch stays, because a retry of this batch starts
-                    # from its checksum.
+                    # from the checksum in that entry.
                     self._driver.execute(statements.DELETE_OLDER_BATCHES, (number, number))
                     entry = (
                         number,

@@ -202,7 +202,7 @@ def _is_as_written(
     data: object,
     digest: int,
 ) -> bool:
-    # SQLite may return text from a BLOB column.
+    # A BLOB column of SQLite can hold text. Sluice writes only bytes, so such a row was altered.
     if not isinstance(data, bytes | None):
         return False
     return state_digest(operator, shared, key, due, wall, data) == digest
