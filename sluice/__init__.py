@@ -147,8 +147,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on demand, because every Spark executor imports this package and needs
-    # neither HTTP clients nor servers.
+    # The clients are imported on demand, because every Spark executor imports this package and
+    # needs neither HTTP clients nor servers.
     if name in ("AsyncClient", "Client"):
         from sluice import client
 

@@ -388,7 +388,7 @@ def without_noise() -> Iterator[None]:
 def temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder for the driver's JVM and for Spark. It is removed after the block.
 
-    A JVM removes its temporary files unless it is killed; then about 15 MB of libraries and all shuffle files remain.
+    A JVM that is killed does not remove its temporary files: about 15 MB of libraries, and all shuffle files.
     """
     with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

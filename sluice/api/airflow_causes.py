@@ -84,15 +84,15 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
 def _run(failure: Failure, dag: DagState) -> Failure:
     """The failure, with whether Airflow repeats the run.
 
-    The run's own process notes this, too, unless it was killed.
+    The run's own process notes this, too. A process that was killed cannot do so.
     """
     run = dag.last_run
     is_same = run is not None and failure.run.startswith(f"{failure.pipeline}/{run.run}/")
     if not is_same or failure.is_lasting or dag.attempts_left is None:
         return failure
     changed = msgspec.structs.replace(failure, attempts_left=dag.attempts_left)
-    # A run whose task has attempts left, and whose error is not lasting, fails only if somebody
-    # marks it, even if Airflow has not noted who.
+    # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. So if the
+    # run has failed all the same, somebody has marked it, even if Airflow has not noted who.
     is_marked = run is not None and run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
     if is_marked and not failure.marked:
         changed = msgspec.structs.replace(changed, marked=_marked(dag), repeats_at=None)
@@ -119,7 +119,7 @@ def note_causes(ledger: Ledger, runs: Runs) -> None:
     for failure in ledger.failures.all():
         if failure.kind in _EXPLAINED:
             recorded.setdefault(failure.pipeline, []).append(failure)
-    # Usually, the ledger has no failure of these kinds. In this case, Airflow's database is not asked.
+    # Usually, the ledger has no failure of a kind in `_EXPLAINED`, so Airflow's database is not asked.
     dags: Mapping[str, DagState] = runs.dags() if recorded else {}
     for pipeline, failures in recorded.items():
         if pipeline in dags:
@@ -137,5 +137,5 @@ async def keep_noting(runs: Runs) -> None:
                 ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
             await asyncio.to_thread(note_causes, ledger, runs)
         except Exception as error:
-            # The server answers requests even if the ledger or Airflow's database is away.
+            # The ledger or Airflow's database may not answer now. The next attempt may succeed.
             log.warning("failures not explained", why=str(error))

@@ -56,7 +56,7 @@ class CausesNoted:
             noting.cancel()
 
     async def _note(self) -> None:
-        # Importing takes a second, during which the server answers requests.
+        # Importing takes a second. In another thread, it does not keep the server from answering requests.
         keep_noting = await asyncio.to_thread(_noting)
         await keep_noting()
 

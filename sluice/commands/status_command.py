@@ -53,7 +53,7 @@ def status() -> None:
         kinds: dict[str, set[FailureKind]] = {}
         broken = {file.name: _file_failure(file, figures) for file in loaded.broken}
         for name in {pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken.keys():
-            # This command has loaded the files itself, so it ignores failures of files that other processes recorded.
+            # This command has loaded the files itself, so it ignores what other processes recorded about files.
             found = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
             found += [broken[name]] if name in broken else []
             kinds[name] = {failure.kind for failure in found}

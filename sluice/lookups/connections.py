@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Connection:
-    """A database's connection, by the name that the author gives, and its URL."""
+    """A connection to a database: the name by which the author refers to it, and the database's URL."""
 
     name: str
     url: str = field(repr=False)

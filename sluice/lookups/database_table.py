@@ -71,12 +71,12 @@ class DatabaseTable:
         cached = _row_cache(self.connection, self.table, self.row_type)
         rows, missing = cached.rows(keys)
         if missing:
-            # A row may change while it is read, so it is as old as the beginning of the read.
+            # A row may change while it is read, so its age counts from the beginning of the read.
             begun = cached.clock()
             try:
                 read = self._read(missing)
             except SQLAlchemyError as error:
-                # SQLAlchemy's text has the whole statement.
+                # The text of SQLAlchemy's error has the whole statement, so only its cause is shown.
                 raise ConnectionError(_first_cause(error)) from None
             cached.add(missing, read, begun)
             rows |= read
@@ -92,7 +92,8 @@ class DatabaseTable:
         try:
             return self._rows(values) if values else {}
         except (DataError, OverflowError, ValueError) as error:
-            # The database refuses a key, such as a text with NUL. The halves show which key it is.
+            # The database refuses a key, such as a text with NUL. The keys are read in halves until one
+            # key is left: the refused key.
             if len(values) == 1:
                 return dict.fromkeys(values, LookupError(_first_cause(error)))
             middle = len(keys) // 2
@@ -110,8 +111,8 @@ class DatabaseTable:
             # The database fills the values of a CHAR column with blanks, and ignores them when it compares.
             own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
             if own not in wanted:
-                # The database has found this value although it equals none of the keys, for example
-                # because it compares without case. Sluice does not know for which key it was found.
+                # The value equals none of the requested keys. The database has found it all the same,
+                # for example because the database ignores case, so nobody knows for which key.
                 raise self._error(f"takes the {self.table.column} {value!r} in {self.table.table} for another key")
             by_value.setdefault(own, []).append(row)
         return {key: self._row(by_value[value], key) for key, value in values.items() if value in by_value}
@@ -150,7 +151,7 @@ class DatabaseTable:
 
     @cached_property
     def _table(self) -> Table:
-        """The table as the database describes it. Raises EngineError without the table, or without a column."""
+        """The table as the database describes it. Raises EngineError if the table or a column is missing."""
         schema, _, name = self.table.table.rpartition(".")
         try:
             table = Table(
@@ -197,6 +198,6 @@ def _engine(connection: str, url: URL) -> Engine:
 def _row_cache(connection: Connection, table: LookedUpTable, row_type: Any) -> RowCache:
     """The cache of a table in this process. Several batches and workers use it.
 
-    Cached rows are checked against `row_type`, and encoded, so each type has rows of its own.
+    The cached rows have been checked against `row_type` and encoded, so each row type has its own cache.
     """
     return RowCache(table.cached_rows, table.staleness_ms)

@@ -49,8 +49,9 @@ async def check_age(
 ) -> str:
     """Alert unless a snapshot has been published since the run was queued.
 
-    Airflow's triggerer calls this. A run that lingers can last longer than the deadline, although
-    its data are new. Returns a sentence about the outcome.
+    Airflow's triggerer calls this when the deadline has passed. The end of the run does not matter,
+    because a run that lingers can last longer than the deadline although its data are new. Returns a
+    sentence about the outcome.
     """
     context = context or {}
     allowed = timedelta(milliseconds=deadline_ms)

@@ -63,7 +63,7 @@ def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> 
 
 
 def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
-    """The facts of the pipeline with this name; None if the cache has them of no file, or of several files."""
+    """The facts of the pipeline with this name; None if no cached file, or more than one, has such a pipeline."""
     all_facts = [cached_facts(file, home) for file in pipeline_files(folder)]
     named = [facts for facts in all_facts if facts is not None and facts.name == name]
     return named[0] if len(named) == 1 else None

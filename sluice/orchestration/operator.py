@@ -62,10 +62,11 @@ class SluiceOperator(SparkSubmitOperator):
     `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM
     also gets the optimizing compiler. `databases` are the connections of the databases whose tables
     the pipeline writes. If Airflow does not have such a connection, the driver reads the
-    environment variable `SLUICE_CONNECTION_NAME`.
+    environment variable `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital
+    letters.
 
-    Uses only the run's parameters `action`, one of `ACTIONS`, the parameters in `LIMITS` and, for a
-    replay, `from` and `until`.
+    Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
+    for a replay, `from` and `until`.
     """
 
     template_fields: Sequence[str] = ()

@@ -66,7 +66,7 @@ class Repetition(RetryPolicy):
 
 
 def delay_after(try_number: int) -> timedelta:
-    """The time until the next attempt. Pipelines that have failed together are not repeated together."""
+    """The time until the next attempt: random, so that pipelines that failed together are repeated apart."""
     seconds = _FIRST_DELAY_S * 2.0 ** (try_number - 1) * random.uniform(1, 2)
     return timedelta(seconds=min(seconds, _LONGEST_DELAY_S))
 

@@ -73,7 +73,7 @@ class Burst:
     _fired_at: float = 0.0
     """When the last event was due."""
     _busy_at: float = 0.0
-    """When the last event was due, a driver was last seen at work, or a run failed."""
+    """The latest time at which an event was due, a driver was seen at work, or a run failed."""
     _unanswered_since: float | None = None
     """When the first event was due after a driver was last seen at work; None without such an event."""
     attempts: int = field(default=0, init=False)
@@ -81,11 +81,11 @@ class Burst:
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
-        """Count `min_interval_s` from a run that an earlier triggerer started, `ago_s` before now."""
+        """Let `min_interval_s` begin with a run that an earlier triggerer started, `ago_s` before `now`."""
         self._ever, self._fired_at = True, now - ago_s
 
     def note_failure(self, at: float) -> None:
-        """Count the back-off from a run that failed at this time, even if no driver was seen at work."""
+        """Let the pause before the next event begin when a run failed, even if no driver was seen at work."""
         self._busy_at = max(self._busy_at, at)
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
@@ -158,7 +158,7 @@ class DueTimers:
     _fired: int | None = None
     """The time of the timer of the last event, epoch ms."""
     _busy_at: float = 0.0
-    """When the last event was due, or a driver was last seen at work."""
+    """The latest time at which an event was due, or a driver was seen at work."""
     _attempts: int = 0
 
     def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:

@@ -75,7 +75,7 @@ class PatientProtocol(HttpToolsProtocol):
         """Called when the client will send nothing more.
 
         Requests whose response has not begun are answered first. A response that is being streamed
-        ends, because the client may just as well have left.
+        ends, because nobody knows whether the client still reads it.
         """
         self._batched.flush()
         running, newest = self._running, self.cycle
@@ -212,8 +212,8 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection after `seconds`, unless the limit is changed or removed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
-        # A timer that fires too early looks at `_ends_at` again, so only an earlier end needs
-        # another timer.
+        # If the timer fires before `_ends_at`, `_check` sets it to `_ends_at`. So a new timer is needed
+        # only if the connection must be closed before the timer fires.
         if self._timer is None or ends_at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -319,7 +319,8 @@ class _Transport(asyncio.Transport):
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            # The wrapped transport pauses the writer when it holds this much data, so it must get the data now.
+            # The wrapped transport pauses the app only when the transport itself holds this much data,
+            # so the data are passed on to the transport now.
             self.flush()
 
     @override

@@ -87,9 +87,9 @@ def claim(
 ) -> None:
     """Place workers on this server.
 
-    The server must already listen: readers will send their token to its address, and no other
-    program may be able to listen there. Raises Refused if there is no such worker, if it is on
-    another server, or if its state is on another host.
+    The server must already listen at its address, so that no other program can. Otherwise, that
+    program would get the token, which readers send to this address. Raises Refused if there is no
+    such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
     most = max((len(info.workers) for info in generations), default=None)
@@ -122,7 +122,7 @@ def claim(
 
 
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
-    """Raise StateError if the shard was moved away, or if its journal lacks the published state."""
+    """Raise StateError if the shard was moved away, or does not have the published state."""
     audit = ledger.audits.newest(ref)
     published = None if audit is None else audit.published_checksums(worker)
     with LocalShard.open(address) as shard:
@@ -157,7 +157,8 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
             f"{place.host_port} leads to another state server, not to this one.",
             next_step=_GIVE_A_NAME,
         )
-    # The proof shows that no other server has this address, unless every host has the address, such as 127.0.0.1.
+    # The card proves that the address leads to this server, so no other server has the address. The
+    # exception is a loopback address such as 127.0.0.1, which every host has.
     takes_over = options.take_over or not _is_loopback(options.name)
     ledger.servers.register(options.name, options.port, own, takes_over=takes_over)
 

@@ -192,8 +192,8 @@ class PostgresTables:
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])
-            # Locks the pipeline's row: a driver with a newer epoch waits, and a driver with an older
-            # epoch ends here.
+            # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's row, so that
+            # no other driver can take over before this transaction has ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)

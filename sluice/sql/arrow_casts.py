@@ -230,14 +230,14 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
     """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
-    # Spark rounds a quotient to 39 decimals before it rounds it to the scale of the type.
+    # Spark rounds a quotient twice: to 39 decimal places, and then to the scale of the type.
     quotient = _EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39))
     return _decimal_in(quotient, precision, scale)
 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Enough digits to compute a quotient to 39 decimal places, so that it is rounded only once."""
+"""Has enough digits for a quotient with 39 decimal places, so that the division does not round these."""
 
 
 def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
@@ -416,7 +416,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times from texts in the usual form. The table of rules allows this cast for constants only."""
+    """Times from texts such as 2026-11-21 08:00:00. `rules` allows this cast only for constants of this form."""
     return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
 
 

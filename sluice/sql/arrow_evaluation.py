@@ -1,7 +1,7 @@
-"""Evaluates typed expressions on Arrow, with the same results and errors as Spark SQL.
+"""Evaluates typed expressions over Arrow arrays, with the same results and errors as Spark SQL.
 
-Each rule of `sql.rules` that Arrow can compute has its function here. IF, AND and the like also decide in which rows
-Spark would compute an argument: an argument that is not computed does not fail.
+Each rule of `sql.rules` that Arrow can compute has its function here. The functions of IF, AND and the like also find
+the rows in which Spark would compute an argument, because an argument fails only in these rows.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def _comparison(function: Callable[[Value, Value], Value]) -> Function:
 
 
 def _equal(left: Value, right: Value) -> Value:
-    """NaN equals NaN, unlike in Arrow."""
+    """Whether values are equal. NaN equals NaN, unlike in Arrow."""
     equal = pc.equal(left, right)
     if not pa.types.is_floating(left.type):
         return equal
@@ -303,7 +303,7 @@ def _equal(left: Value, right: Value) -> Value:
 
 
 def _less(left: Value, right: Value) -> Value:
-    """NaN is larger than any other number."""
+    """Whether `left` is less than `right`. NaN is larger than any other number."""
     less = pc.less(left, right)
     if not pa.types.is_floating(left.type):
         return less
@@ -414,7 +414,7 @@ def _join(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _path_element(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    """The index of an element as four bytes."""
+    """The index of an array's element as four bytes, as in the path of a row (`values.row_order`)."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
     elements = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
     return Result(elements.cast(pa.binary()))

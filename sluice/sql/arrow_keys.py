@@ -1,4 +1,4 @@
-"""The text of keys on Arrow, with the same result as `values.keys.key_text`."""
+"""Turns Arrow arrays of keys into texts, with the same result as `values.keys.key_text`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of lists and maps on Arrow, with Spark's results and errors."""
+"""Functions of Arrow arrays of lists and maps, with the same results and errors as in Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sizes(values: pa.Array) -> pa.Array:
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
-    """The element at an index, which counts from `offset`.
+    """The element of each list at an index. The first element has the index `offset`, which is 0 or 1.
 
     With offset 1, negative indices count from the end. A row fails if its list has no such element.
     With `tries`, the element is null instead, but with offset 1, the index 0 still fails.

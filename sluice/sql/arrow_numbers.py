@@ -1,4 +1,4 @@
-"""Arithmetic on Arrow, with Spark's results and errors."""
+"""Arithmetic with Arrow arrays, with the same results and errors as in Spark."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
 
 
 def _quotient(left: Any, right: Any) -> Any:
-    # NumPy rounds down, SQL towards zero. -1 is left out, since the
-    # least integer divided by -1 overflows.
+    # NumPy rounds a quotient down, and SQL rounds it towards zero. NumPy does not divide by -1,
+    # because the least integer divided by -1 overflows.
     quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
     return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
 

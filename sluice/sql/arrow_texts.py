@@ -1,4 +1,4 @@
-"""Functions of texts on Arrow, with Spark's results."""
+"""Functions of Arrow arrays of texts, with the same results as in Spark."""
 
 from __future__ import annotations
 

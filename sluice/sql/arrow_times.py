@@ -1,4 +1,4 @@
-"""Functions of dates and times on Arrow, in UTC, with Spark's results."""
+"""Functions of Arrow arrays of dates and times, in UTC, with the same results as in Spark."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def json_values(values: pa.Array) -> pa.Array:
 
 
 def java_text(number: float) -> str:
-    """A double as Java writes it: with an exponent unless it is at least 0.001 and less than 10 million."""
+    """A double as Java writes it. Only 0, and numbers from 0.001 to below 10 million, have no exponent."""
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()

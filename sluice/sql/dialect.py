@@ -10,7 +10,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.tokenizer_core import Token
 
 UNTRANSLATED = frozenset({"date_format"})
-"""Functions that sqlglot knows, but whose arguments it would change."""
+"""Functions that sqlglot would parse, and whose arguments it would change. `SparkSQL` keeps it from doing so."""
 
 
 class SparkSQL(Spark):

@@ -2,8 +2,8 @@
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query. Expressions that can
 fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only their record fails. All other expressions
-are computed directly. A cast to text of bytes that are not UTF-8 fails, too, although Spark would
-replace these bytes.
+are computed directly. If bytes that are not UTF-8 are cast to text, the cast fails, too, although
+Spark would replace these bytes.
 """
 
 from __future__ import annotations

@@ -502,7 +502,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def is_plain_time(text: str, kind: str) -> bool:
-    """Whether a text is a date, or a time in UTC, in its usual form."""
+    """Whether a text is a date, or a time in UTC, in a form such as `2026-11-21 08:00:00`."""
     if _PLAIN_TIMES.get(kind) is None or not re.fullmatch(_PLAIN_TIMES[kind], text):
         return False
     try:
@@ -665,7 +665,7 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
-"""The types, beside integers and decimals, whose values Arrow and Spark write as the same text."""
+"""The types, besides integers and decimals, whose values Arrow and Spark write as the same text."""
 
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -844,7 +844,7 @@ def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:
-    """The position in SQL made by `row_order.element_sql`; None for any other expression."""
+    """The `position` from which `row_order.element_sql` has made this SQL; None for any other expression."""
     try:
         position: object = node.this.this.this.this
     except AttributeError:

@@ -42,7 +42,8 @@ def close_database(path: Path) -> None:
 
 
 def _close(path: Path | str) -> None:
-    # Only the owner can change a file's mode. What a link points to may belong to other programs.
+    # Only the owner can change a file's mode. A link is left alone, because the file to which it leads
+    # may belong to another program.
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode):

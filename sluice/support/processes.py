@@ -11,9 +11,10 @@ import psutil
 
 
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
-    """Send SIGTERM to the processes that a function returns, until none is left; after `patience_s`, send SIGKILL.
+    """End processes. `processes` is a function that returns those that are still running.
 
-    If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at once.
+    Sends SIGTERM once, and waits until none is left, at most `patience_s`. Then sends SIGKILL to the rest.
+    If an exception ends the wait, such as one that a signal's handler raises, sends SIGKILL at once.
     """
     _send(processes(), signal.SIGTERM)
     until = time.monotonic() + patience_s

@@ -30,7 +30,7 @@ _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 
 @dataclass(frozen=True)
 class Period:
-    """A number of milliseconds on the clocks of a zone, of weeks, of months, or of years."""
+    """A length of time on the clocks of a zone: a number of milliseconds, weeks, months or years."""
 
     count: int
     unit: Literal["ms", "week", "month", "year"] = "ms"

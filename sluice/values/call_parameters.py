@@ -1,4 +1,4 @@
-"""How a step calls an author's function or asks a database: how often, how long, and what it records."""
+"""The parameters with which a step calls an author's function or asks a database."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from sluice.values.json_limits import JSON_NUMBER
 def quote_counter(
     contract: Any,
 ) -> Callable[[Sequence[Any]], int] | None:
-    """Return a function that counts the quotation marks in the JSON of values, including nested values.
+    """Return a function that counts the quotation marks that the JSON of values must have.
 
-    The JSON of a value never has fewer quotation marks. JSON with exactly this number has no duplicate field, no
+    The marks of nested values count, too. JSON with exactly this number of marks has no duplicate field, no
     unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the number
     then depends on which optional fields the JSON contains.
     """

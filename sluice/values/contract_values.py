@@ -1,4 +1,4 @@
-"""Converts values of contracts to JSON data with every field and with sorted sets, unlike msgspec."""
+"""Converts values of contracts to JSON data. Unlike msgspec, writes every field, and sorts sets."""
 
 from __future__ import annotations
 

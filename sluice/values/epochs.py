@@ -105,7 +105,7 @@ def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
 
 
 class _Times(type):
-    """Metaclass of `_NUMBERS`. Times and whole numbers count as instances, as msgspec checks a hook's results."""
+    """Metaclass of `_NUMBERS`. Times and whole numbers count as instances, so msgspec accepts them from a hook."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, datetime | int)

@@ -196,7 +196,7 @@ class ModelStructs:
             kw_only=True,
             **config,
         )
-        # This name shows `require_importable` that a model is defined in a function.
+        # From this name, `require_importable` sees whether a model is defined in a function.
         struct.__qualname__ = model.__qualname__
         return struct  # type: ignore[no-any-return]
 
@@ -322,7 +322,7 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     if model is BaseModel:
         raise TopologyError(f"{where}: BaseModel has no fields.", next_step="Declare a class of it.")
     try:
-        # `model_rebuild` resolves names of classes that were defined after the class whose annotations have the names.
+        # A model's annotations may name classes that are defined after the model. `model_rebuild` finds these classes.
         model.model_rebuild()
     except (PydanticUserError, NameError) as error:
         raise TopologyError(f"{where}: {model.__name__} is not complete: {error}.") from None

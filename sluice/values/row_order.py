@@ -39,12 +39,12 @@ END_OF_RECORD = START + _END
 
 
 def end_path(path: bytes) -> bytes:
-    """The path after all rows of the row's record that were re-keyed as often as the row."""
+    """The path after all rows of the same record that were re-keyed as often as the row with this path."""
     return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 
 def result_path(path: bytes, number: int) -> bytes:
-    """The path of the operator's result with this number for a row."""
+    """The path of an operator's result. `path` is the path of the operator's row; `number`, the result's number."""
     return path + _element(number)
 
 
@@ -56,7 +56,7 @@ def _element(number: int) -> bytes:
 
 def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    # Without the offset, bytes would sort negative ranks after positive ranks.
+    # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
     rank_bytes = (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
     return path + (_BEFORE if before else _AFTER) + rank_bytes + _escaped(key)
 

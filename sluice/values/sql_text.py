@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 
 def quoted(name: str) -> str:
-    """A field's name for use after a dot or in a type, where only special characters need backticks, not keywords."""
+    """A field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
 
 
@@ -58,6 +58,6 @@ def value_json(sql: str) -> str:
 def value_of_json(text: str, kind: str) -> str:
     """SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
 
-    Spark ignores the option `writer`, which tells the evaluation on Arrow that the JSON is of exactly this type.
+    Spark ignores the option `writer`, which tells `sql.arrow_evaluation` that the JSON is of exactly this type.
     """
     return f"from_json({text}, {literal(kind)}, map('writer', 'sluice'))"

@@ -44,7 +44,7 @@ class JsonText(msgspec.Struct, frozen=True):
     """A value of type Any."""
 
     text: str = msgspec.field(name=JSON_FIELD)
-    """The value's JSON. For a value from a topic, it is the topic's own text."""
+    """The value's JSON. For a value from a topic, this is the text as it is in the topic."""
 
 
 class Stored(msgspec.Struct):
@@ -186,7 +186,7 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
-    """Plain JSON data. Parts of it may have been declared as Any."""
+    """Decode JSON that Sluice has written to plain data, in which a value of type Any is the value itself."""
     return _decode_any(plain_json(json if isinstance(json, str) else bytes(json).decode()))
 
 
@@ -326,7 +326,7 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
         kw_only=True,
         **config,
     )
-    # This name shows `require_importable` that a class is defined in a function.
+    # From this name, `require_importable` sees whether a class is defined in a function.
     struct.__qualname__ = kind.__qualname__
     return struct
 

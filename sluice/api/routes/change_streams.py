@@ -140,7 +140,8 @@ class _Stream(StreamingResponse):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # There is no await between check and count, so concurrent requests cannot exceed the limit.
+        # There is no `await` between this check and the increment of `open_streams`, so concurrent
+        # requests cannot exceed the limit.
         if _Stream.open_streams >= MAX_STREAMS:
             refusal = problem_of(Busy(f"{MAX_STREAMS} streams of changes are open."))
             await refusal(scope, receive, send)

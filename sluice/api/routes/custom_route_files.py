@@ -1,7 +1,7 @@
 """Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
 
-A file is imported in a separate process before this process imports it, so that a file that hangs,
-exits or crashes ends only the separate process.
+A file is imported in a separate process before this process imports it. A file that hangs, exits or
+crashes therefore affects only the separate process.
 """
 
 from __future__ import annotations

@@ -77,15 +77,15 @@ async def _overview(
 
 
 def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
-    """The health of a pipeline with failures of these kinds. `held` says that a driver holds its lease."""
+    """The health of a pipeline with failures of these kinds. `held`: a driver holds the pipeline's lease."""
     trouble = trouble_of(kinds)
     if trouble == "broken":
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
     # A driver or a task that waits for others is not at work, although Airflow says that it runs.
     is_at_work = not {"slot", "lease"} & {*kinds}
-    # A held lease shows a driver even if Airflow did not start it. After a failed run, it shows
-    # nothing, because the lease of a killed driver counts as held until it expires.
+    # If the lease is held, a driver is running, even if Airflow has not started this driver. After a
+    # failed run, a held lease proves nothing, because a killed driver's lease is held until it expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
     if trouble == "failed" or state == "failed":
