@@ -65,14 +65,14 @@ class PartitionResults:
     """Topic → tables of output records for the topic."""
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
-    """Error column of a step → the offset of the last record for which the step failed."""
+    """Name of the column with a step's errors → the offset of the last record for which the step failed."""
     last_dead_letter: int = -1
     """The offset of the last record that became a dead letter; -1 if no record did."""
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
-    """The offset of the last row's record, and the number of its outcome. This record is not
-    counted yet, because the next rows may belong to it."""
+    """The offset of the last row's record, and the index of the record's outcome in `_OUTCOMES`.
+    This record is not counted yet, because the next rows may belong to it."""
 
     def count_records(self, outcome: RecordOutcome) -> None:
         """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
@@ -110,7 +110,7 @@ class PartitionResults:
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last, count = self.placed.get(sink.topic, (-1, 0))
-        # If the previous batch ended with rows of the same record, the numbers continue.
+        # If the previous batch ended with rows of the same record, go on from their numbers.
         if offsets[0] == last:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
@@ -222,8 +222,8 @@ class RecordSinks:
                 if sink.appends:
                     columns |= results.row_places(sink, chosen, self.topics)
                 records = pa.table(columns)
-                # As in Kafka Streams, an output record keeps the headers of the record. A table's
-                # row has no headers.
+                # As in Kafka Streams, an output record keeps the headers of the record from which it
+                # was made. A table's row has no headers.
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)

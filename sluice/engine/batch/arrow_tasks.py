@@ -1,4 +1,4 @@
-"""Tasks over Arrow batches, without a Spark session."""
+"""Tasks that take and yield Arrow batches. They need no Spark session."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class BatchStart(msgspec.Struct, frozen=True):
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks of the queries that this thread starts from now on."""
     spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
-    # `this_batch` prefers a file. An earlier query of this thread may have set one, so clear it.
+    # If the path of a file is set, `this_batch` reads the start from this file. An earlier query of
+    # this thread may have set a path, so it is cleared.
     spark.setLocalProperty(_FILE, "")
 
 

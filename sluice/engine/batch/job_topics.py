@@ -60,7 +60,7 @@ def at(kafka: Mapping[str, str], reason: str = "") -> str:
 
 
 def next_step_for(reason: str) -> str:
-    """The next step for an error of Kafka's client."""
+    """What to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
     if "size too large" in reason:
         return (
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "

@@ -102,7 +102,7 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 
 
 def origins(source: int, partition: int, offsets: Integers) -> Integers:
-    """Encode source, partition and offset in one number each, with the same sort order.
+    """For each record, one number that consists of source, partition and offset, and sorts like the three together.
 
     Raises OverflowError, with the reason, if a number is too large.
     """
@@ -143,9 +143,9 @@ def sorted_indices(table: pa.Table) -> npt.NDArray[np.intp]:
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """The columns that form a row's position, each as numbers in the same order.
+    """The columns that form a row's position, each as numbers that sort like the column's values.
 
-    The column that counts least for the order comes first.
+    The column that matters least for the order comes first, as `np.lexsort` needs it.
     """
     columns = [table.column(name) for name in SORT_KEY if name in table.column_names]
     return [ranks(column) for column in reversed(columns)]

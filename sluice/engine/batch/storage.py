@@ -95,8 +95,8 @@ class Storage:
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
-                    # If a batch is planned, the rows are expected: a run was interrupted before it
-                    # published its first snapshot.
+                    # If a batch is planned, the shard may have rows although no snapshot is
+                    # published: a run was interrupted before it published its first snapshot.
                     if planned is None and shard.journal().batches:
                         raise self._unknown_rows(address)
                     # From here on, the shard refuses writes of earlier holders of the lease.

@@ -102,8 +102,8 @@ class OutputWriter:
         # The dead letters come last, because encoding the other records can make dead letters.
         records += self._dead_letter_records([*dead_letters, *rejected.dead_letters])
         written: dict[str, int] = {}
-        # Tables are written before the topics: the marker in the transaction
-        # says that the tables have the batch.
+        # Tables are written before the topics, because the marker in the transaction also says that
+        # the tables have the batch.
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)

@@ -105,8 +105,8 @@ class JobRun:
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
-        # A rebuild writes its hidden generation under that generation's own lease. Runs of the
-        # current generation can go on meanwhile under the current generation's lease.
+        # A rebuild writes its new generation, which readers do not see yet, under that generation's
+        # own lease. During the rebuild, runs can write the current generation under its lease.
         if self.steps is not None and self.generation is not None:
             ref = GenerationRef(pipeline, self.generation)
             return _lease_of_hidden(ledger, Lease(ledger.leases, ref, holder, self.patience))

@@ -373,7 +373,7 @@ def _latest_before(batch: OperatorRows) -> Times:
     """The stream time before each row.
 
     Each of several cogrouped streams has its own stream time. This function returns the largest of
-    their stream times, because the operator may have forgotten windows that closed by this time.
+    their stream times, because the operator forgets windows when one of the streams is far ahead.
     """
     times = batch.stream_times
     return np.maximum(times["before"], times["left"]) if "left" in times else times["before"]

@@ -161,6 +161,6 @@ class OperatorRows:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The column's values. A column of nulls is frequent, such as the headers of most batches, and is not converted."""
+    """The column's values. A column of nulls, such as the headers in most batches, is not converted one by one."""
     count = len(column)
     return [None] * count if column.null_count == count else column.to_pylist()

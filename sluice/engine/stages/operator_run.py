@@ -332,7 +332,7 @@ class OperatorRun:
         return results is not None
 
     def _process_each(self, part: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
-        """Process the rows one by one. Yields the results when there are many."""
+        """Process the rows one by one. Whenever there are many results, yields them."""
         old_row: Row | None = None
         replaced = self.replaced_rows(part)
         start_row, process = output.start_row, self.process

@@ -41,7 +41,7 @@ class RecordedAnswers:
     """Source number → its topic."""
 
     def process(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
-        """Send the results of all rows, in order. Yields the results when there are many."""
+        """Send the results of all rows to `output`, in order. Whenever there are many results, yields them."""
         waiting = rows.in_order().rows()
         while turn := list(islice(waiting, self.operator.rows_at_once)):
             answers = self._answers(turn)

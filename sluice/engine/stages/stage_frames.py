@@ -57,7 +57,8 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    # The row travels along as one column, so that the function sees only the fields of the value.
+    # All columns of the row are packed into one column. Besides this column, the function's frame has
+    # only the fields of the value.
     inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
     argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
     try:

@@ -273,7 +273,7 @@ class StageOutput:
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Add results that were made many at once, as columns, and have their positions."""
+        """Add a batch of results that were made as columns. The columns include the results' positions."""
         self._batches.append(batch)
 
     def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
@@ -383,7 +383,7 @@ class StageOutput:
             self.by_partition.setdefault(part, Counter())[name] += int(number)
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """All results so far, as rows of Arrow.
+        """All results so far, as Arrow batches.
 
         If an operator's results go only to a store, only the last result for each row of the store is included.
         """

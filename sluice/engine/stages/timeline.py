@@ -42,7 +42,7 @@ class _Clock:
     after_each: Times
 
     def after(self, counts: _Indices) -> Times:
-        """The stream time after these numbers of advancing rows."""
+        """For each number in `counts`, the stream time after so many of the rows that may advance it."""
         return np.concatenate(([self.before], self.after_each))[counts]
 
     @property

@@ -20,8 +20,8 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> EngineError | None:
     """The error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
-        # The last error in a traceback is the error that ended the task. Its text contains the next
-        # step.
+        # The last error in a traceback is the error that ended the task. Its text contains the advice
+        # to the author, so `next_step` is not passed.
         kind, text = raised[-1]
         return RecordFailed(text) if kind == "RecordFailed" else EngineError(text)
     if _CRASHED not in message:

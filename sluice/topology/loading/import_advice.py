@@ -1,4 +1,4 @@
-"""The next step for errors that Python raises when a pipeline's file uses Sluice's methods wrongly."""
+"""Advice to an author for errors that Python raises when a pipeline's file uses Sluice's methods wrongly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 
 
 def next_step(error: BaseException, file: Path) -> str:
-    """The next step for an error that Python raised while importing `file`; empty if unknown."""
+    """What the author can do after an error that Python raised while importing `file`; empty if unknown."""
     match error:
         case ModuleNotFoundError(name=str(name)):
             return _module(name, file)
