@@ -39,15 +39,15 @@ DEFAULTS = {
     # of CPU time, because the library's jar registers them as an extension. Extensions in
     # `spark.sql.extensions` are used with and without this setting.
     "spark.sql.extensions.test.loadFromCp": "false",
-    # Spark keeps the plans and metrics of the newest 1,000 queries, stages
-    # and jobs for its page, tens of MB.
+    # By default, Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for its
+    # web page, which takes tens of MB of memory.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # The next query cannot use a query's Kafka consumers and the records that they have read
-    # ahead, but Spark would keep them for five minutes. A run that lingers would then hold all
-    # records of the last five minutes.
+    # By default, Spark keeps a query's Kafka consumers, and the records that they have read ahead, for
+    # five minutes, although the next query cannot use them. A run that lingers would hold all records
+    # of the last five minutes in memory.
     "spark.kafka.consumer.cache.timeout": "1s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
     "spark.kafka.consumer.fetchedData.cache.timeout": "1s",

@@ -1,8 +1,8 @@
 """Assigns each record to its windows, per aggregation group, and finds the records that are late.
 
 Each group has a stream time for each partition of its source: the largest event time of the records
-so far, including late records. `sluice/operators/lateness.py` uses it to decide which records are
-late. A task sees a partition in offset order, so stream time is a running maximum that continues
+so far, including late records. By stream time, `sluice/operators/lateness.py` decides which records
+are late. A task sees a partition in offset order, so stream time is a running maximum that continues
 from the last batch, and results do not depend on where batches end.
 """
 

@@ -237,7 +237,8 @@ def accepted_records(
         )
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
-        # A record without a timestamp, or with timestamp 0, gets the time at which it is sent.
+        # A record without a timestamp, or with timestamp 0, gets the time at which it is sent. So its
+        # timestamp counts as the present time here.
         times = np.asarray(
             pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(),
             np.int64,

@@ -54,7 +54,7 @@ class Destinations:
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
     headers_at: HeadersAt = lambda _: {}
-    """Reads the headers of records on which later steps have failed."""
+    """Reads from Kafka again the headers of records for which a step after an operator has failed."""
 
     def limits_of(self, topic: str) -> TopicLimits:
         return self.limits.get(topic, NO_LIMITS)
@@ -81,7 +81,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """All dead letters that `write` must get: those made by tasks, and those of later steps."""
+        """All dead letters that `write` must get: those made by tasks, and those of steps after operators and stores."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -174,7 +174,7 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table. They may be empty."""
+        """Destination → output → the rows for the output's table. Includes outputs without rows in this batch."""
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
             rows[destination] = {}

@@ -199,7 +199,7 @@ class Publisher:
             self.storage.forget_failures(batch, self.lease.epoch)
             raise
         # A batch without records may still end at later offsets, after aborted transactions or for
-        # a new partition. It is published so that the ledger has the positions.
+        # a new partition. Such a batch is published so that the ledger has the new positions.
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)

@@ -36,8 +36,8 @@ def change_records(
         of_group = changes.filter(pc.equal(changes.column("group_id"), output.sink.group))
         if not of_group.num_rows:
             continue
-        # Spark gets all changes in one job. Otherwise only a page of changes at a time is turned into
-        # Python objects, which take several times as much memory.
+        # If Spark computes the steps, it gets all changes at once. If not, the changes are divided into
+        # pages, because they are turned into Python objects, which take several times as much memory.
         most = of_group.num_rows if output.why_spark else _PAGE_ROWS
         pages: list[pa.Table] = []
         for begin in range(0, of_group.num_rows, most):

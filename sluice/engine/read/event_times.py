@@ -27,7 +27,8 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
 
 _EARLIEST_ASSUMED = 100_000_000_000
 """March 1973, in epoch ms. If the pipeline does not declare the unit of a time, milliseconds are
-assumed, and earlier times are invalid: a present time in seconds would be earlier."""
+assumed. Times before March 1973 are then invalid, because a present time that is in fact in seconds
+looks like such a time."""
 
 
 def earliest_valid_time(decoder: ValueDecoder) -> int:

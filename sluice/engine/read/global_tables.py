@@ -139,7 +139,7 @@ class TableReader(Reader):
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     """The values as state rows hold them: each is a JSON array of one value, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
-    # The row of `present` for each value; null for a null.
+    # The index of each value in `present`; null for a value that is null.
     places: list[int | None] = []
     next_place = 0
     for value in values:

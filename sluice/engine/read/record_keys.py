@@ -29,7 +29,7 @@ Key = str | BaseException | None
 
 
 class UnusableKeyError(ValueError):
-    """A key that no store can have: `reason` is the reason of the dead letter."""
+    """A key that no store can have. `reason` is the reason in the dead letter of the record."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -232,7 +232,7 @@ def _decoded_by_author(
     for key in keys:
         try:
             text = None if key is None else decode(key)
-            # This fails for surrogates, which no column can hold.
+            # `encode` fails for a text with surrogates, which no column can hold.
             if isinstance(text, str):
                 text.encode()
         except BaseException as error:

@@ -19,7 +19,7 @@ def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
-    """The sources, with the streams' first offsets moved to a point.
+    """The sources, with the streams' first offsets moved to the point at which a replay begins.
 
     A table's state needs all of the table's records, so the first offsets of tables stay. Raises EngineError if the
     point has an offset of a partition that the streams do not have.
@@ -75,8 +75,8 @@ def sources_from_topics(
 ) -> Iterator[SourcePartition]:
     """The topics' current partitions, each with the offset at which to begin.
 
-    A partition begins at its recorded first offset. If nothing is recorded, or if the topic no
-    longer has this record, it begins at the first record that the topic still has.
+    A partition begins at its recorded first offset. If no offset is recorded, or if the topic no
+    longer has the record at this offset, the partition begins at the first record that it still has.
     """
     firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
     for name, topic in now.items():

@@ -1,4 +1,4 @@
-"""Standbys in a run: refreshed when records have been published, and promoted when a worker's shard is lost."""
+"""Refreshes the standbys of a pipeline after its records are published, and promotes them if a shard is lost."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """As `giving`: the steps that compute these columns. Returns None if Spark must compute them.
+        """The steps that compute these columns, as `giving` makes them; None if Spark must compute the columns.
 
-        Spark must do so if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for the
+        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for the
         columns.
         """
         if why_spark(job):

@@ -1,4 +1,4 @@
-"""Computes, on Spark, SQL expressions that may fail for a single record, with the text of the error."""
+"""Computes expressions that may fail for a single record, and the text of the error, with Spark SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls an author's Python functions for records. Spark SQL makes these calls, or Arrow's computation of the steps.
+"""Calls an author's Python functions for records: from Spark SQL, or from `arrow_steps` if Arrow computes the steps.
 
 The arguments of a call are a flag (whether the record reaches the step), the key, and the value as JSON. The result is
 a struct whose field `error` holds the error that the author's function raised. So the error rejects the record instead
