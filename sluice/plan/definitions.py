@@ -52,7 +52,7 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
 
 
 def _is_read(field: str, texts: str) -> bool:
-    """Whether a word in `texts` is the field's name. A constant text with this word counts, too."""
+    """Whether a word in `texts` is the field's name. The result is true even if the word is in a constant text."""
     in_backticks = re.escape(field.replace("`", "``"))
     return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 

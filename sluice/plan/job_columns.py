@@ -227,7 +227,7 @@ class JobColumns:
 
         Nodes that are not upstream of the function may have turned a record into several rows. The
         function is called for the first row only. The layer in which such a node makes rows is not
-        used for calls, because there, Spark would call the function for each row.
+        used for calls, because in this layer, Spark would call the function for each of the rows.
         """
         explosions = self._explosions.get(scope.stage, {})
         not_upstream = [number for number in explosions if number not in scope.exploded]

@@ -220,9 +220,9 @@ def _waiting_time(node: nodes.Suppress) -> int:
     if window is None or node.until == "time_limit":
         return node.limit_ms
     lateness = WindowLateness(window)
-    # In Kafka Streams, suppress sends a sliding window or a session in the last
-    # millisecond in which a record can still change the result; emitting on window
-    # close waits for the next millisecond.
+    # In Kafka Streams, suppress sends the result of a sliding window or a session in the last
+    # millisecond in which a record can still change the result. An aggregate that emits on window
+    # close sends it in the next millisecond.
     return lateness.late_at(0) if node.until == "window_final" else lateness.closes_at(0)
 
 

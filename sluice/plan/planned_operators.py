@@ -55,7 +55,7 @@ class Edge:
     is_copied: bool = False
     """Whether every worker gets a copy of the rows, because they belong to a table that a processor reads."""
     counts_every_record: bool = False
-    """Whether all records of the topics advance stream time, even records that a filter removes on the way."""
+    """Whether all records of the topics advance stream time, even if a filter before the operator removes them."""
     path: tuple[str, ...] = ()
     """The SQL of each element of a row's path (`values.row_order`). The path begins at the record or result
     that the stage reads, and ends at the target."""
@@ -206,7 +206,8 @@ class PlannedOperator:
     def is_timed_by_source(self) -> bool:
         """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
         # The sides of a join, and cogrouped streams, share a stream time, so no task of one topic
-        # knows it. Rows from another stage have passed through a shuffle.
+        # knows it. Nor does such a task know the stream time of rows from another stage, because it
+        # does not see them: they have passed through a shuffle.
         if self.is_stream_join or len(self.topics) > 1 or self.reads_pattern or len(self.edges) > 1:
             return False
         return all(edge.stage == 0 for edge in self.edges)

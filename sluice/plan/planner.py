@@ -109,7 +109,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     late = [operator.late for operator in operators if operator.late is not None]
 
     columns = scopes.columns
-    # Operators get their rows sorted by position, and a position contains the offset.
+    # Operators get their rows sorted by position. A position contains the offset, so it is read.
     if operators:
         columns.metadata_read.add("_offset")
     stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]

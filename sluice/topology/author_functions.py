@@ -29,10 +29,10 @@ def with_key(
 ) -> Function:
     """Return `function` in a form that is always called with the key as the first argument.
 
-    `function` takes `arguments`, with or without the key before them. Raises TopologyError if the
-    function takes other arguments, is async without `may_be_async`, or is a generator without
-    `may_yield`. The last argument is the value. Raises TopologyError, too, if the function declares
-    the value as a Struct other than `value_type`, which is None for plain JSON data.
+    `function` takes `arguments`, of which the last is the value, with or without the key before
+    them. Raises TopologyError if the function takes other arguments, is async without
+    `may_be_async`, or is a generator without `may_yield`. Raises TopologyError, too, if the function
+    declares the value as a Struct other than `value_type`, which is None for plain JSON data.
     """
     allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
     if _accepts(where, function, arguments, **allowed):

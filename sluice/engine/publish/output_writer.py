@@ -81,7 +81,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """All dead letters that `write` must get: those made by tasks, and those of steps after operators and stores."""
+        """All dead letters that `write` must get: those of tasks, and those of steps after operators and stores."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 

@@ -56,8 +56,8 @@ class ArrowSteps:
     ) -> Self | None:
         """The steps that compute these columns, as `giving` makes them; None if Spark must compute the columns.
 
-        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for the
-        columns.
+        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for
+        the columns.
         """
         if why_spark(job):
             return None
