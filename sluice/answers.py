@@ -360,8 +360,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None
     """The time from the batch's start until its snapshot was published; None if a rebuild repeated the batch."""
     phases: dict[str, float]
-    """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing shards), `audit`,
-    `output`."""
+    """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing shards), `audit`
+    (balancing the counts), `output` (writing tables and topics)."""
     records: int
     records_per_second: float | None
     applied: int

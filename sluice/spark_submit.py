@@ -338,7 +338,7 @@ def _spark_home() -> dict[str, str]:
 
 
 def delta_conf(settings: Settings) -> dict[str, str]:
-    """The Spark settings for Delta tables, added to the extensions of SLUICE_SPARK_CONF."""
+    """The Spark settings for Delta tables. They keep the extensions that SLUICE_SPARK_CONF sets."""
     name = "spark.sql.extensions"
     extensions = [settings.spark_conf[name]] if settings.spark_conf.get(name) else []
     return {**DELTA_CONF, name: ",".join((*extensions, DELTA_CONF[name]))}

@@ -87,7 +87,7 @@ class AirflowRuns:
         return waits
 
     def _holders(self, session: Session, pools: Iterable[str]) -> dict[str, list[Any]]:
-        """Pool → the tasks that occupy its slots, sorted by the time since which they occupy them."""
+        """Pool → the tasks that occupy its slots. The task that has occupied its slots longest comes first."""
         c = TaskInstance
         columns = c.dag_id, c.task_id, c.pool, c.pool_slots, c.state, c.start_date, c.queued_dttm
         is_counted = or_(c.state.in_(EXECUTION_STATES), and_(c.state == "deferred", Pool.include_deferred.is_(True)))

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends to its end."""
+    """Run a coroutine to its end. The coroutine must never suspend."""
     try:
         coroutine.send(None)
     except StopIteration as end:

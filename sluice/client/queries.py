@@ -247,8 +247,8 @@ class Queries:
         """Yield each new snapshot when it is published.
 
         The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The iterator never ends
-        by itself. It raises StateError if the server ends the stream, for example because it stops. To continue, call
-        `changes` again with the last snapshot as `since`.
+        by itself. It raises StateError if the server ends the stream, for example when somebody stops the server. To
+        continue, call `changes` again with the last snapshot as `since`.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True

@@ -30,7 +30,7 @@ wide = Console(width=1_000_000, highlight=False, emoji=False)
 """The console for tables. It prints them at their full width, so that nothing is cut in a narrow
 terminal or in a pipe."""
 
-# By default, msgspec writes a Decimal as text.
+# Writes a Decimal as a number. By default, msgspec would write it as text.
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 

@@ -54,7 +54,7 @@ _KEY_TYPES: Mapping[type, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """The rows of a table, by the text of a key. `row_type` is the type of a row, whose fields are columns."""
+    """Reads rows of a table by the texts of their keys. The fields of `row_type` are the columns of a row."""
 
     table: LookedUpTable
     connection: Connection

@@ -81,7 +81,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch.join(self, frozenset(self.topics))
         published: datetime | None = None
         while True:
-            # All triggers look at the same moments, so that one read of the broker and the ledger
+            # All triggers wake up at the same moments, so that one read of the broker and the ledger
             # serves them all.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
             seen = await self._look(self._watch, None)

@@ -83,8 +83,8 @@ def levels(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
         if own_level is not None:
             level, is_in_traceback = own_level, line.startswith(_TRACEBACK)
         elif not line[:1].isspace() and not line.startswith(_CONTINUED):
-            # The first line of a traceback that is not indented is the exception. The next line
-            # is something else.
+            # After the line `_TRACEBACK`, the first line that is not indented is the exception. The
+            # traceback ends with it.
             level = level if is_in_traceback else logging.INFO
             is_in_traceback = False
         yield line, level

@@ -230,7 +230,7 @@ class SluiceOperator(SparkSubmitOperator):
     def _recorded_error(self, started_at: datetime) -> AirflowException | None:
         """The driver's error, with the next step first; None if the ledger has no error since the run's start.
 
-        A run that would only fail again is not retried.
+        If the same run would fail again, returns an exception after which Airflow does not retry the task.
         """
         try:
             with Ledger.open(settings().ledger) as ledger:

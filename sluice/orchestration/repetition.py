@@ -28,7 +28,7 @@ class AttemptEnded(AirflowException):
     """Airflow has ended an attempt.
 
     This process does not know why. If somebody has marked the run as failed, Airflow does not repeat
-    it. Airflow's API server finds this out (`api.airflow_causes`).
+    the run. Airflow's API server finds out whether this is so (`api.airflow_causes`).
     """
 
 

@@ -94,7 +94,7 @@ class Burst:
         No event is due while a driver runs. `is_lasting`: the last run has failed with an error
         that would end the same run again.
         """
-        # A run could not read the records that an open transaction holds back.
+        # Records that an open transaction holds back are not readable. A run could not read them.
         if lag.readable == 0:
             self._seen, self._fired, self._unanswered_since, self.attempts = None, None, None, 0
             return False
@@ -284,8 +284,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            # All triggers look at the same moments, so that the first trigger reads the broker and
-            # the ledger for all.
+            # All triggers wake up at the same moments, so that the first trigger reads the broker and
+            # the ledger for all of them.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.
@@ -297,7 +297,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 is_lasting = failed is not None and failed.is_lasting
                 is_driven = driver.is_running(seen.lease, now)
                 if failed is not None:
-                    # A driver that fails soon holds the lease too shortly for the trigger to see it.
+                    # A driver that fails soon may hold the lease too shortly for the trigger to see the lease.
+                    # But the failure in the ledger shows that the driver has run.
                     ago = (datetime.now(UTC) - failed.seen_at).total_seconds()
                     burst.note_failure(now - max(ago, 0.0))
                 is_due = burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting)
@@ -388,7 +389,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(_change_failure, failed, repeats_at=starts_at)
 
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
-        """The failure of a pipeline whose run Airflow does not start; None if it has not waited long."""
+        """The failure of a pipeline whose run Airflow does not start; None in the first `SLOT_SECONDS`."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
         # If a run has failed since then, Airflow has started it, although no driver has taken the lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):

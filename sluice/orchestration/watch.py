@@ -41,7 +41,7 @@ class Observation(NamedTuple):
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[FailureKind, Failure]
     next_timer: int | None = None
-    """When something is due that needs no records (`Snapshot.due`), epoch ms; None if nothing is."""
+    """When a batch without records next has something to do (`Snapshot.due`), in epoch ms; None if never."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
         self._kafka_config_id = kafka_config_id
-        # Triggers look at about the same time, so all of them get the same result if it is kept for
+        # All triggers ask at about the same time, so all of them get the same result if it is kept for
         # half a period.
         self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
         self._topics: dict[object, frozenset[str]] = {}

@@ -1,7 +1,7 @@
-"""The archive of the Java classes that a program loads, with which its next start is faster.
+"""The archive of the Java classes that a program loads. It makes the program's next start faster.
 
-The first start writes the archive next to the program's jars. It belongs to one version of Java,
-Spark and the jars.
+The first start writes the archive next to the program's jars. An archive belongs to one version of
+Java, Spark and the jars.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class _Histogram:
 
 
 class Latencies:
-    """Measures the requests to apps of a server, since the server's start."""
+    """Measures how long a server's apps take to answer requests, from the server's start on."""
 
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, int], _Histogram] = {}

@@ -1,4 +1,4 @@
-"""Casts of arrays, with Spark's results and errors."""
+"""Casts Arrow arrays to other types, with the same results and errors as Spark."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.tokenizer_core import Token
 
 UNTRANSLATED = frozenset({"date_format"})
-"""Functions that sqlglot would parse, and whose arguments it would change. `SparkSQL` keeps it from doing so."""
+"""Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it forget them."""
 
 
 class SparkSQL(Spark):

@@ -36,7 +36,7 @@ _imports: dict[Path, _Import] = {}
 class DriverStarts(BaseException):
     """Raised in a Spark task where a script makes a TopologyTestDriver.
 
-    It is not an Exception, so that the script does not catch it.
+    It does not inherit from Exception, so that an `except Exception` of the script does not catch it.
     """
 
 

@@ -26,7 +26,7 @@ from sluice.values.phrases import counted
 _MOST_ERRORS = 3
 """The largest number of pydantic's errors that the error message for one value lists."""
 _LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL)
-"""Matches numbers with a point or an exponent, and strings, so that no number within a string is taken for one."""
+"""Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a string are no number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
@@ -164,7 +164,7 @@ class ModelStructs:
     """Takes a type that is no model, and where it is declared. Returns the type as which its values are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
-        """The Struct for a model, without the field `tag`, whose value is the Struct's tag."""
+        """The Struct for a model. If `tag` names a field of the model, the field's value becomes the Struct's tag."""
         if where.count(".") > _DEEPEST:
             raise TopologyError(f"{where[:100]}...: a model that contains itself has no Spark SQL type.")
         _refuse_unstorable(model, where)

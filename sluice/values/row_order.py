@@ -70,11 +70,10 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """The cause, such as a timer, of a result that no record caused: its rank, and the bytes that identify it.
+    """The rank of a result that no record caused, and the bytes that identify its cause, such as a timer.
 
-    Causes are sorted by rank.
-
-    Results that are held back until the end of a batch have no such cause; their whole path identifies them.
+    The bytes are the beginning of the path, which all results of this cause share. A result that is held back until
+    the end of a batch has no such cause: its rank is -1, and the bytes are its whole path.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):

@@ -50,7 +50,7 @@ def is_null(sql: str) -> bool:
 
 def value_json(sql: str) -> str:
     """The JSON of any value. `to_json` takes only structs, so the value is wrapped in a struct and cut out."""
-    # The JSON is `{"v":...}`: six characters before the value, and one after it.
+    # The JSON is `{"v":...}`: five characters come before the value, and one comes after it.
     wrapped = struct_json(named_struct({"v": sql}))
     return f"substring({wrapped}, 6, length({wrapped}) - 6)"
 
