@@ -71,7 +71,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, partition of the rejected record, or own position."""
+    """Selects dead letters by reason, time, the rejected record's partition, or their own position."""
 
     reason: str = ""
     since: datetime | None = None

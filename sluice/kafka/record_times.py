@@ -31,9 +31,10 @@ class OldestUnread:
         """Partition and offset → the timestamp of the first record at this offset or after it."""
 
     def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
-        """Partition and first unread offset → the timestamp of that record, for partitions with unread records.
+        """Partition and first unread offset → the timestamp of the first unread record.
 
-        Omits partitions whose record cannot be read in time. Raises BrokersUnreachable.
+        Omits partitions without unread records, and partitions whose record cannot be read in time.
+        Raises BrokersUnreachable.
         """
         unread = {place for lag in lags for place in lag.first_unread()}
         self._times = {place: self._times[place] for place in unread if place in self._times}

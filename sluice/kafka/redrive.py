@@ -86,7 +86,7 @@ def redrive(
     producer_settings = {
         "transactional.id": f"sluice.{pipeline}.redrive",
         "linger.ms": 5,
-        # A broker refuses whole batches, so each record gets a batch of its own.
+        # A broker that refuses a record refuses its whole batch, so each record gets its own batch.
         "batch.num.messages": 1,
     }
     producer = producer_of(kafka, ANY_SIZE | producer_settings)
@@ -153,7 +153,8 @@ def _obstacle(
         return obstacle
     if letter.source is not None and letter.source[1] >= partitions[letter.source[0]]:
         return "its topic has no such partition any more"
-    # A record that could be read may have had an effect already, so its reason must be requested.
+    # A record that could be read may have had an effect already, so it is re-driven only if the
+    # user names its reason or its dead letter's position.
     if chosen.reason or chosen.place or letter.reason in UNREADABLE:
         return ""
     return f"{letter.reason}: name the reason to re-drive these too"

@@ -110,9 +110,9 @@ class Merge:
         self.job, self.old, self.part, self.new = job, old, part, new
         operators = dict(changes.operators)
         if part is not None:
-            # A changed step after a suppress step may need, with each result that was held back,
-            # the value that it replaces (`Waiting.old`). The old state may lack this value, so the
-            # computed state of the suppress step is taken.
+            # A suppress step holds results back. If a step after it has changed, that step may need
+            # the value that each of these results replaces (`Waiting.old`). The old generation's
+            # state may lack this value, so the suppress step gets the computed state.
             held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
@@ -170,7 +170,8 @@ class Merge:
         checksums = []
         for worker in self.new.workers:
             with ExitStack() as stack:
-                # A call that was killed may have left a part of the shard, which `anew` replaces.
+                # An earlier call that was killed may have left a part of the shard, which `anew`
+                # replaces.
                 target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))

@@ -5,7 +5,7 @@ batch, and its retry writes to the new server. The latest changes are copied, an
 registers the new placement. The old shard stays sealed, and its server answers queries until all
 readers have seen the new placement.
 
-The ledger registers the new placement only if nothing has changed the worker's place since the move
+The ledger registers the new placement only if the worker's placement has not changed since the move
 began. A move that was paused meanwhile therefore neither puts the worker back to an old copy, nor
 seals or unseals a shard.
 """
@@ -31,7 +31,7 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
     Can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if another
     server answers at that address, if the server is the worker's standby, or if another command has
-    changed the worker's place meanwhile.
+    changed the worker's placement meanwhile.
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)
@@ -126,7 +126,7 @@ def _shards(
     try:
         return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
     except Refused:
-        # The new place has a shard in use. This shard takes the place of the old shard if it has the
+        # The new server has a shard in use. This shard replaces the old shard if it has the
         # published state and the old shard does not.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)

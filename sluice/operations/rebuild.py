@@ -82,14 +82,14 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
-            # An earlier rebuild that was killed has left its generation.
+            # An earlier rebuild that was killed may have left its generation.
             drop_other_generations(ledger, self.job, lease.row, self.settings)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
             # If a worker moves while the generation is built, the promotion fails, because the
-            # worker's new shard would be at its old place.
+            # worker's new shard is at the server from which the worker has moved.
             places = ledger.placements.epochs(name)
             rebuilding.build(new, history.published)
             # Compare the state before the unpublished batch is built, because that batch has no

@@ -93,7 +93,7 @@ def repartition(
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
-        # An earlier call that was killed has left its generation.
+        # An earlier call that was killed may have left its generation.
         drop_other_generations(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as new_lease:
@@ -224,8 +224,8 @@ class _Division:
         return divided
 
     def _owner(self, key: str) -> int:
-        # A row that is not with its key's owner, such as the buffer of a suppress step, cannot be
-        # divided by key.
+        # If a row or a state is not at the worker that owns its key, the key does not determine the
+        # worker to which it belongs.
         if owner(key, len(self.old.workers)) != self.worker:
             raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
         return owner(key, self.workers)

@@ -138,8 +138,9 @@ class Output(Receiver, Protocol):
     def count(self, reason: str, number: int = 1) -> None:
         """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
-        A row is counted as `late` once for each window for which it is late. `restarted` counts windows whose earlier
-        records the row replaces (see `WindowedAggregate`), `expired` the records of a table that had expired.
+        A row is counted as `late` once for each window for which it is late. `restarted` counts
+        windows whose earlier records the row replaces (see `WindowedAggregate`). `expired` counts the
+        records of a table that had expired.
         """
 
     def send_late(self) -> None:

@@ -23,11 +23,12 @@ from sluice.state.time_limits import wait_limit
 T = TypeVar("T")
 
 CONNECT_SECONDS = 5
-"""How long a connection may take, unless its address says otherwise."""
+"""How long it may take to connect, unless the database's address sets another limit."""
 _SHORTEST_CONNECT = 2
 """The shortest time limit for connecting. Psycopg takes this limit in place of a shorter one."""
 SILENT_SECONDS = 30.0
-"""How long a server may be silent before this process tries to open another connection to it."""
+"""If a server has been silent for this time, this process tries to open another connection, to find
+out whether the server still answers."""
 _TCP = {
     "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
 }  # fmt: skip

@@ -68,7 +68,8 @@ def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    # A dict, list or tuple does not show its type in the topic, so the contract gives it.
+    # A dict, list or tuple may stand for a value of another type, such as a Struct. The contract
+    # names this type.
     kind = contract if isinstance(value, dict | list | tuple) else type(value)
     return _encode(value if kind is None else as_produced(value, kind, zone))
 

@@ -25,7 +25,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def answers(count: int, revenue: Decimal) -> dict[str, Any]:
-    """Path → expected answer about store_1234, if the store has `count` general orders with this total `revenue`."""
+    """Path → expected answer about the shop store_1234, given the number and revenue of its general orders."""
     total = {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue}
     return {
         f"/v1/orders/count/general_orders?location_id={STORE_1234}": {"locationId": STORE_1234, "orderCount": count},

@@ -243,7 +243,10 @@ class Aggregate(Timeless, Aggregation):
         return added.results(rows)
 
     def _add_all(self, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Add all values, one after the other. The states change only if a function modifies an aggregate."""
+        """Add all values, one after the other, and return the new aggregates.
+
+        The states themselves change only if a function modifies an aggregate in place.
+        """
         calculation, added = self.calculation, _Added()
         values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
         for number, key in enumerate(rows.keys):
@@ -475,7 +478,7 @@ class WindowedAggregate(WindowAggregation):
         return start, self.window.end_of(start)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        """Add the value to each open window that contains its time, the earliest first."""
+        """Add the row's value to each open window that contains the row's time, the earliest first."""
         # Kafka Streams drops records without a key, but aggregates records without a value.
         if row.key is None:
             out.count("null_key")
@@ -501,8 +504,8 @@ class WindowedAggregate(WindowAggregation):
     def _last_forgotten_end(self, row: Row) -> int:
         """The latest end of a window that has been forgotten.
 
-        Such windows exist if another cogrouped stream is far ahead of the row's stream. If the row
-        is not late for such a window, the window begins again with the row.
+        If another cogrouped stream is far ahead of the row's stream, the row may belong to a
+        forgotten window, but not be late for it. The window then begins again with the row.
         """
         latest = row.latest_of_sides[0]
         if latest < 0:

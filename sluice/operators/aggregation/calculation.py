@@ -216,7 +216,7 @@ _SORTING = msgspec.json.Encoder(decimal_format="number", order="deterministic")
 
 
 def _with_sorted_names(text: str) -> str:
-    """JSON text with the names of every object in order."""
+    """JSON text, with the names of each object's fields sorted."""
     return _SORTING.encode(_DECODER.decode(text)).decode()
 
 
@@ -262,8 +262,8 @@ class Custom:
         if self._initializer is None:
             return None
         initial = self._initializer()
-        # A copy, in case the initializer returns the same list for every
-        # key and the adder appends to it.
+        # Return a copy, in case the initializer returns the same list for every key and the adder
+        # appends to it.
         return initial if type(initial) in IMMUTABLE else deepcopy(initial)
 
     def read(self, value: str | None) -> Any:

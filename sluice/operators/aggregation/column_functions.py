@@ -60,8 +60,8 @@ class NumbersTooLargeError(Exception):
 class Arguments:
     """The arguments of one function for each record: numbers, and a mask of the arguments that are not null.
 
-    `numbers` is None if the function only counts. Decimals are integers, in units of 10 to the power `exponent`.
-    Doubles are Python's integers, in units of 2 to the power `exponent`.
+    `numbers` is None if the function only counts. Decimals are given as integers, in units of 10 to
+    the power `exponent`. Doubles are given as integers of any size, in units of 2 to this power.
     """
 
     is_given: Mask

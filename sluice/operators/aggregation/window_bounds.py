@@ -21,7 +21,7 @@ window first.
 
 
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
-    """The windows of many times."""
+    """The windows that may contain each of these times; see `AllBounds`."""
     return _of_sizes(window, times) if isinstance(window, Window) else _on_calendar(window, times)
 
 

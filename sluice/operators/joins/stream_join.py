@@ -136,8 +136,8 @@ class StreamJoin:
             return
         if self._is_outer:
             self._send_unmatched(state, row.key, row.before, out)
-            # Kafka Streams looks for unmatched records before it matches the record,
-            # unless the record is out of order.
+            # Before Kafka Streams matches a record, it looks for unmatched records, unless the
+            # record is out of order.
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
         waits_for_match = False

@@ -198,7 +198,7 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         passed_over=_add_counts(part.passed_over for part in parts),
         dropped=_add_counts(part.dropped for part in parts),
         dead_letters=_add_counts(part.dead_letters for part in parts),
-        # In a batch without records of the partition, `last` is -1.
+        # `last` is -1 in a batch without records of the partition, and grows from batch to batch.
         last=max(part.last for part in parts),
         fingerprint=max(parts, key=lambda part: part.last).fingerprint,
     )

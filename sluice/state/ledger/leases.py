@@ -74,8 +74,8 @@ class Leases(LedgerPart):
         values |= msgspec.structs.asdict(ref) | msgspec.structs.asdict(holder)
         try:
             with database_errors("Taking the lease"), transaction(self._engine) as connection:
-                # Another driver may have taken the lease, or its holder renewed it, since the
-                # caller read it.
+                # Since the caller read the lease, another driver may have taken it, or the holder
+                # may have renewed it.
                 if _row(connection, ref, lock=True) != seen:
                     return None
                 if seen is None:

@@ -119,8 +119,8 @@ def _write(
     for name, value, labels in measurements:
         if value:
             values[name, as_json(dict(labels))] += value  # type: ignore[assignment]
-    # The rows are sorted: two transactions that lock the same rows in different orders could wait
-    # for each other forever.
+    # The rows are sorted, because two transactions that lock the same rows in different orders
+    # could wait for each other forever.
     rows = [
         {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
         for (name, labels), value in sorted(values.items())

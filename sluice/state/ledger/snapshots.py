@@ -26,7 +26,7 @@ from sluice.state.model import GenerationRef, Snapshot
 
 
 class KeptBatches(NamedTuple):
-    """The oldest and the newest batch of a generation that readers can see."""
+    """The oldest and the newest of a generation's batches that readers can see."""
 
     oldest: int
     newest: int
@@ -271,8 +271,8 @@ def _insert_times(
     times: Mapping[str, int],
 ) -> None:
     if last is not None:
-        # If the newest batch is repeated, it needs the stream times of the batch before it. So
-        # these stay until the next batch.
+        # If this batch is repeated, it needs the stream times of the batch before it. So the ledger
+        # keeps those times until the next batch is published.
         connection.execute(delete(TIMES).where(of_ref(TIMES, snapshot.ref), TIMES.c.batch < last))
     values = {"batch": snapshot.batch, "times": as_json(dict(times))}
     connection.execute(insert(TIMES), msgspec.structs.asdict(snapshot.ref) | values)

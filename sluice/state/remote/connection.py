@@ -1,4 +1,4 @@
-"""How this process connects to state servers: token, trusted certificates, time limits, and the errors they return."""
+"""How this process calls state servers: token, trusted certificates, time limits, and servers' errors."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class ShardCopy:
             self._copy_pages(target, 0, target.last_places())
             return min(journal.unfinished, missing)
         else:
-            # The newest batch may have been written again since it was copied.
+            # The newest batch may have been written again since it was copied, so copy it again.
             complete = journal.newest - 1 if self._until is None else min(journal.newest, self._until)
             self._copy_since(target, complete + 1, journal)
         return missing

@@ -66,7 +66,7 @@ class RemoteShard(Shard):
             # This call raises an error if the server does not have the shard, or cannot open it.
             shard.journal()
         except BaseException:
-            # The caller gets no shard that it could close.
+            # Close the shard here, because the caller does not get it.
             shard.close()
             raise
         # Later calls may write a large batch, which takes longer than the first call.
@@ -83,7 +83,7 @@ class RemoteShard(Shard):
         try:
             shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
         except BaseException:
-            # The caller gets no shard that it could close.
+            # Close the shard here, because the caller does not get it.
             shard.close()
             raise
         return shard

@@ -99,7 +99,7 @@ class RemoteWorker:
         try:
             result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
             if isinstance(query, Values) and not result.keys() <= set(query.keys):
-                # These values are for other keys than the query's.
+                # The response has values of keys that the query did not ask for.
                 raise NotAStateServer
             return cast("T", result)
         except Refused as error:
@@ -112,6 +112,6 @@ class RemoteWorker:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # The caller may be gone. Asyncio logs an error that nobody retrieves, so it is retrieved
-        # here.
+        # Asyncio logs the error of a future if nobody retrieves the error. The caller may be gone,
+        # so the error is retrieved here.
         future.exception()

@@ -174,7 +174,7 @@ def promote_standby(
     try:
         place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
     except (LeaseError, Refused):
-        # The copy stays a standby, so no run may write to it.
+        # The copy stays a standby, so it is sealed again, and no run can write to it.
         if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied_generation == ref:
             with (
                 suppress(StateError, Refused),

@@ -23,7 +23,7 @@ class Driver(Protocol):
     """Whether a query may take so long that the event loop must run it in another thread."""
 
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """All rows of a query, read consistently."""
+        """Run a query. Returns all of its rows, which come from one state of the database."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """A context manager whose block's writes are committed or rolled back together."""
