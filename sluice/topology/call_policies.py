@@ -87,7 +87,10 @@ def answers_name(pipeline: Graph, where: str, name: str | None, function: Callab
 
 
 def fallback_json(where: str, value: Any, returns: Any) -> str:
-    """The JSON of `value`, which replaces a failed call's result. Raises TopologyError unless its type is `returns`."""
+    """The JSON of `value`, which replaces a failed call's result.
+
+    Raises TopologyError if `value` is not of the type `returns`.
+    """
     if value is None:
         return "null"
     try:

@@ -370,7 +370,8 @@ class Pipeline(Graph):
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])
-        # Expressions read the record's metadata under these names.
+        # No field can have a reserved name, because expressions read the record's metadata under the
+        # reserved names.
         if reserved := fields.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",

@@ -213,7 +213,7 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def _as_stream(self) -> Stream[V]:
-        """A stream after the same node. Its methods add the nodes for Python functions, which tables need as well."""
+        """A stream after the same node. Its methods add nodes for Python functions, and tables need the same nodes."""
         return self._stream(self.node, self.shape, self.contract)
 
     def _stream(self, node: nodes.Node, shape: Shape, contract: Contract | None = None) -> Stream[Any]:

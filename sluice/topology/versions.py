@@ -9,7 +9,7 @@ from sluice.values.phrases import duration_text
 
 
 def history_in_ms(where: str, versioned: Duration | None) -> int | None:
-    """How far back the versions of a table reach. Raises TopologyError for a negative time."""
+    """How far back the versions of a table reach, in ms. Raises TopologyError if `versioned` is negative."""
     if versioned is None:
         return None
     history_ms = milliseconds(versioned)

@@ -21,7 +21,10 @@ _PIPELINE_CALL = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1
 
 @dataclass(frozen=True)
 class Broken:
-    """A file that cannot be loaded. `name` is the pipeline's name if the file's text has it, otherwise the stem."""
+    """A file that cannot be loaded.
+
+    `name` is the pipeline's name if the file's text has it, otherwise the file's name without `.py`.
+    """
 
     file: Path
     name: str
