@@ -34,7 +34,7 @@ from sluice.values.windows import AnyWindow, CountWindow, SessionWindow
 
 
 class Grouped(Generic[V]):
-    """Aggregations of both grouped streams and grouped tables."""
+    """Base class of grouped streams and grouped tables, with the methods that both have."""
 
     def __init__(
         self,

@@ -258,7 +258,7 @@ class CogroupedStream:
     key: str
     columns: dict[str, str]
     adder: Callable[..., Any] | None = None
-    """A Python function instead of columns."""
+    """The Python function that adds a record's value; None if `columns` says what is added."""
     takes: Contract | None = None
     """The type of the value passed to the function; None for plain JSON data."""
 

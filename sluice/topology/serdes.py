@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 Contract: TypeAlias = type | UnionType
-"""A type of values."""
+"""The declared type of values: a class, or a union of classes."""
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ class Table(Handle[V]):
         return self._stream(self.node, self.shape, self.contract)
 
     def _stream(self, node: nodes.Node, shape: Shape, contract: Contract | None = None) -> Stream[Any]:
-        # Imported here, because streams import tables.
+        # Imported only here, because the module `streams` imports this module.
         from sluice.topology.streams import Stream
 
         return Stream(self.pipeline, node, shape, contract)
@@ -233,7 +233,7 @@ class Table(Handle[V]):
         """
         key = self._key_expression("group_by", key)
         self._require_expression(key, "group_by", "key")
-        # Imported here, because groups import tables.
+        # Imported only here, because the module `groups` imports this module.
         from sluice.topology.groups import GroupedTable
 
         return GroupedTable(self, key, None)

@@ -27,7 +27,7 @@ from sluice.values.sql_types import compact, struct_type
 
 _FLUSH_RECORDS = 500_000
 _EXACT = Context(prec=100)
-"""Enough digits for any sum of decimals."""
+"""Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
 
 @dataclass(frozen=True)

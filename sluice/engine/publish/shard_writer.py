@@ -89,7 +89,7 @@ class ShardWriter:
     stores: frozenset[int]
     """The numbers of the operators with stores."""
     epoch: int
-    """Epoch of the lease that covers the writes."""
+    """Epoch of the lease under which the rows are written."""
     side_outputs: SideOutputs
     totals: Totals
     """Adds up two state rows of a group: the shard's row and the batch's row."""

@@ -66,7 +66,7 @@ class JobRun:
     generation: int | None = None
     """None for the current generation."""
     max_records: int | None = None
-    """None for the default of the job."""
+    """None for the job's default, `Job.most_records`."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because their output was written before."""

@@ -58,7 +58,7 @@ class HeldWindows:
     """The number of each window's key."""
     starts: Numbers
     times: Numbers
-    """The times of the aggregates."""
+    """The largest event time in each window's aggregate."""
 
     @classmethod
     def of(cls, states: Sequence[Windows]) -> Self:

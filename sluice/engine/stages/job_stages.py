@@ -280,7 +280,7 @@ def _fields(kind: str) -> frozenset[tuple[str, str]]:
 
 
 _JOINED = ", ',', "
-"""SQL between the parts of a list."""
+"""In a call of SQL's `concat` that makes a JSON list: the text between the SQL of two elements."""
 _WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 

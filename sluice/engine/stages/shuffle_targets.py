@@ -158,7 +158,7 @@ class ShuffleTargets:
                     yield rows
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """All columns of the targets."""
+        """The batch's columns, and the columns that the rows for the targets need."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
             is_result = pc.equal(columns["target"], result.operator)

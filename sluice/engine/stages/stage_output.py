@@ -128,7 +128,7 @@ class StageOutput:
     _rows: list[tuple[Any, ...]] = field(default_factory=list)
     """Rows, with the values of `_COLUMNS`."""
     _batches: list[pa.RecordBatch] = field(default_factory=list)
-    """Rows that were made many at once, as columns."""
+    """Batches of rows that were made as columns."""
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _rows_before_hold: int = 0

@@ -50,7 +50,7 @@ class Stage:
     epoch: int
     """Epoch of the lease under which states are read and written."""
     token: str = field(default="", repr=False)
-    """Token for state servers."""
+    """The token that state servers require."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
