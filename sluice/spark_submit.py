@@ -1,8 +1,8 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-A small run spends most of its time loading Java classes. The driver's JVM therefore uses only its fast compiler (C1),
-unless the run has many records to read, and shares an archive of loaded classes, which the first run writes next to the
-jars (`provision/class_archive.py`).
+A small run spends most of its time loading Java classes. The driver's JVM therefore reads an archive of loaded classes,
+which the first run writes next to the jars (`provision/class_archive.py`), and uses only its fast compiler (C1). If a
+run has many records to read, its JVM also uses the optimizing compiler.
 
 To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself sends
 the pipeline's file.

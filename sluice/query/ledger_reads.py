@@ -1,4 +1,4 @@
-"""Reads the ledger for requests, in threads of their own, for a limited time."""
+"""Reads the ledger for requests, in separate threads and with a time limit."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 """How long a request waits for the ledger."""
 
-# These threads only read the ledger, so that reads which wait for a lost database keep nothing else
-# waiting.
+# Only reads of the ledger use these threads. If reads wait for a lost database, they therefore keep
+# nothing else waiting.
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 

@@ -56,8 +56,8 @@ _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The entry in the metadata of a VARCHAR or CHAR column that contains this declared type. Spark's own type of the
-column is STRING."""
+"""The name of the entry in a column's metadata that holds the declared type, VARCHAR or CHAR. In Spark's schema, such
+a column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ POSITION = {"_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_row"
 the row's number among the rows of that record."""
 
 WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
-"""The columns of the rows of a windowed table that, together with the key, identify a row."""
+"""The columns that, together with the key, identify a row of a windowed table."""
 
 _PART = r"[A-Za-z_][A-Za-z0-9_]{0,62}"
 TABLE_NAME = re.compile(rf"({_PART}\.)?{_PART}")
