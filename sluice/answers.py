@@ -340,7 +340,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records.
 
-    None without such a transaction, and in its first minute.
+    None without such a transaction, and in the first minute after this time.
     """
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""

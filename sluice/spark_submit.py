@@ -129,8 +129,8 @@ class Submission:
 
         Java's warning about incubator modules is filtered out.
 
-        If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, after
-        `patience_s` with SIGKILL, and raise Interrupted.
+        If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, and raise
+        Interrupted. Processes that still run after `patience_s` get SIGKILL.
         """
         if self.is_first:
             sys.stderr.write(FIRST_RUN)

@@ -70,7 +70,8 @@ class AirflowRuns:
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
         """DAG → the pool for which its task waits.
 
-        Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it has a slot.
+        Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it has a slot. So a task
+        in the state `scheduled` waits for a slot.
         """
         waiting = {task.dag_id: task for task in tasks if task.state == "scheduled" and task.scheduled_dttm}
         if not waiting:

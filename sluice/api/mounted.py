@@ -14,8 +14,8 @@ from sluice.support.startup import freeze_imports
 class Mounted:
     """An app of `sluice.api.apps` that requires Airflow's log-in, created at the first request.
 
-    Airflow loads plugins in every process, even in each task's process, and importing the apps
-    takes two seconds.
+    Airflow loads plugins in every process, even in each task's process. Importing the apps takes two
+    seconds, so only a process that gets a request imports them.
     """
 
     def __init__(self, factory: str) -> None:

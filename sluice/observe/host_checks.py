@@ -62,8 +62,8 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
             seen.append(Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets))
         places = {(sight.kind, sight.host) for sight in sights}
         for failure in figures.failures.get(pipeline, ()):
-            # The failure of a disk or clock is removed by its own host, because no other host sees
-            # it. The failure of a state server is removed by any host that can ask the server.
+            # Only the host that has a disk or clock sees its failure, so only this host removes the
+            # failure. The failure of a state server is removed by any host that can ask the server.
             is_known_here = failure.host not in unknown if failure.kind == "host" else failure.host == own
             is_observed = failure.kind in ("host", "disk", "clock")
             if is_observed and is_known_here and (failure.kind, failure.host) not in places:

@@ -96,8 +96,8 @@ def _keep(file: Path, home: Path, found: FileFacts) -> None:
     entry = _Entry(edition=_edition(), found_at=time.time(), facts=found.facts, inputs=found.inputs)
     with suppress(OSError):
         make_folder(place.parent)
-        # Another process may read or write the same entry now, so a complete file is put in its
-        # place. `mkstemp` makes a file that only its owner may read.
+        # Another process may read or write the same entry now, so the entry is replaced by a complete
+        # new file. `mkstemp` makes a file that only its owner may read.
         descriptor, temporary = tempfile.mkstemp(dir=place.parent)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.json.encode(entry))

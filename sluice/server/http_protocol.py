@@ -212,8 +212,8 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection after `seconds`, unless the limit is changed or removed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
-        # If the timer fires before `_ends_at`, `_check` sets it to `_ends_at`. So a new timer is needed
-        # only if the connection must be closed before the timer fires.
+        # If the timer fires before `_ends_at`, `_check` sets a timer for the remaining time. So a new timer
+        # is needed here only if the connection must be closed before the present timer fires.
         if self._timer is None or ends_at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

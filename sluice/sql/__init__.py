@@ -4,7 +4,7 @@ An author's expression takes this way through the files:
 
 1. `parsed_expression.parse`: the text becomes a tree (`dialect`), with the fields that the text reads (`calls`).
 2. `typed_expression.type_expression`: a rule of the table in `rules` gives each part its type, and says if it can fail.
-3. `expression_checks.require_valid`: mistakes are errors. `aggregate_expressions.split_aggregate` splits aggregates.
+3. `expression_checks.require_valid`: a mistake is an error. `aggregate_expressions.split_aggregate` splits aggregates.
 4. `fallible.may_fail`: the planner guards expressions that can fail for a record, and knows the causes of failures.
 5. `arrow_evaluation.evaluate`: functions of the files `arrow_*` compute the values. Spark computes all the rest.
 """

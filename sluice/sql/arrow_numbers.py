@@ -67,8 +67,8 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
 
 
 def _quotient(left: Any, right: Any) -> Any:
-    # NumPy rounds a quotient down, and SQL rounds it towards zero. NumPy does not divide by -1,
-    # because the least integer divided by -1 overflows.
+    # NumPy rounds a quotient down, and SQL rounds it towards zero. For the divisor -1, the quotient is
+    # `-left`, because NumPy's division of the least integer by -1 would overflow.
     quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
     return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
 

@@ -2,7 +2,7 @@
 
 For arguments of certain types, a rule gives the type of the result, the types to which Spark converts the arguments,
 whether a record's values can make the function fail, and the reason in the dead letter of such a record.
-`sql.arrow_evaluation` has the functions that compute rules on Arrow. Functions without a rule for the types of their
+`sql.arrow_evaluation` has the functions that compute rules with Arrow. Functions without a rule for the types of their
 arguments are computed by Spark.
 """
 
@@ -66,7 +66,7 @@ Order: TypeAlias = Literal["until null", "backwards", "all"]
 """Which arguments Spark computes for a row:
 
 - "until null": one after the other, up to the first argument that is null,
-- "backwards": the same from the last argument on, or
+- "backwards": the same, but beginning with the last argument, or
 - "all": all arguments.
 """
 
