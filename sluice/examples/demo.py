@@ -35,7 +35,8 @@ from sluice.topology import drawing, load_pipeline
 SEED = 7
 _USUAL_PORT = 8080
 _RUN_SECONDS = 1_800.0
-"""A run takes half a minute on a quiet machine, and minutes on a busy one."""
+"""How long the demo waits for a run, which takes half a minute on a quiet machine, and minutes on a
+busy one."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WIDTH = 400
 

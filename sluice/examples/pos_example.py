@@ -33,7 +33,7 @@ _HEADER = (
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One invoice per second of six stores, keyed by store.
+    """One invoice per second, from one of six stores. The key of a record is the store.
 
     A few are invalid: the customer type is missing.
     """

@@ -14,7 +14,7 @@ _BAD_EVERY = 97
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One delivery per second of eight products.
+    """One delivery per second, of one of eight products.
 
     Some have a negative quantity, a few are invalid.
     """

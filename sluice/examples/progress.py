@@ -55,10 +55,10 @@ class Step:
 
 
 class Steps:
-    """Steps, of which several may run at the same time. A context manager.
+    """Shows steps, of which several may run at the same time. Use it in a `with` statement.
 
-    Without a terminal, each line begins with the seconds since `began`, on the clock
-    `time.monotonic`; default: now.
+    Without a terminal, each line begins with the seconds since `began`, a time of the clock
+    `time.monotonic`. By default, `began` is now.
     """
 
     def __init__(self, console: Console, began: float | None = None) -> None:

@@ -16,7 +16,7 @@ class HeldPartitions:
     """Remembers when this process first saw each open transaction that holds back records.
 
     Kafka does not say when a transaction began. The timestamps of its records do not say it either,
-    because producers choose them, such as event times.
+    because producers choose the timestamps, and may choose event times.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ MOST = 10_000
 """Maximum number of dead letters to re-drive at once."""
 HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
 """The last headers of a re-driven record: `sluice.history.1` has its first failure,
-`sluice.history.2` its second failure, and so on. `sluice.redriven` has their number."""
+`sluice.history.2` its second failure, and so on. `sluice.redriven` has the number of failures."""
 
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500

@@ -101,7 +101,8 @@ class ChangedStores:
             rebuild.build(ref, steps)
             with self._lease(ledger) as lease:
                 state = self._require_same(ledger, lease, state, part)
-                # The lease is held here, so runs wait: few records should be left to read.
+                # The lease is held here, so runs wait. After the two builds above, few records are
+                # left to read.
                 rebuild.build(ref, rebuild.steps_since(ledger, lease.ref, ref).published)
                 return self._promote(ledger, lease, state, part)
 

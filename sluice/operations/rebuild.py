@@ -82,7 +82,7 @@ class Rebuild:
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
-            # An earlier rebuild that was killed may have left its generation.
+            # Remove the generation that an earlier rebuild has left if it was killed.
             drop_other_generations(ledger, self.job, lease.row, self.settings)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)

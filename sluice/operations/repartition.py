@@ -93,7 +93,7 @@ def repartition(
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
-        # An earlier call that was killed may have left its generation.
+        # Remove the generation that an earlier call has left if it was killed.
         drop_other_generations(ledger, job, lease.row, settings)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as new_lease:

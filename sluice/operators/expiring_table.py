@@ -24,8 +24,9 @@ class ExpiringTable:
 
     A row is deleted when it expires. The time of the deletion is the time at which the row expires.
 
-    A record that has already expired when it comes deletes its key, and is counted as `expired`. For rows that expire
-    at a time of their own, `Row.foreign` is this time as text, or None.
+    A record that has already expired when it comes deletes the row of its key, and is counted as
+    `expired`. If the value of each row names the time at which the row expires, `Row.foreign` is
+    this time as text, or None.
     """
 
     state_type: Any = ExpiringRow

@@ -117,7 +117,7 @@ class SparkRun(PipedRun):
     def _publish(self, state_rows: DataFrame, batch: int) -> None:
         self.publish(RowsOnSpark(state_rows), batch)
         # After a batch, Spark may run a batch without records, to evict its own state. The tasks of
-        # that batch, too, read their batch's number and clock from this file.
+        # that batch read its number and clock from the file that is written here.
         write_start(self._start, self.plan(batch + 1))
 
 

@@ -45,7 +45,10 @@ NAMES = _ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
 
 @dataclass(frozen=True)
 class Function:
-    """An aggregate function with its argument's type: `top(amount, 3)` is `Function("top", Decimal, (3,))`."""
+    """An aggregate function with its argument's type.
+
+    If amounts are Decimals, `top(amount, 3)` is `Function("top", Decimal, (3,))`.
+    """
 
     name: str
     argument: type | None = None

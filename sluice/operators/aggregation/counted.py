@@ -23,7 +23,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class CountedAggregation(Timeless, Generic[S]):
-    """Base class of aggregations over a number of records. A record that fails is not counted."""
+    """Base class of these aggregations. A record that fails belongs to no window."""
 
     def __init__(
         self,

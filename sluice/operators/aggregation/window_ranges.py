@@ -27,7 +27,10 @@ _MOST_WINDOWS = 20_000_000
 
 
 class TooManyWindowsError(Exception):
-    """The windows do not fit the arrays of this module. The operators can process the records one by one."""
+    """There are too many windows for one array, or their places (see `Line`) do not fit 64 bits.
+
+    The operators can process the records one by one.
+    """
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """The key that `escape` has turned into this text."""
+    """The text that `escape` has turned into this text."""
     return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 

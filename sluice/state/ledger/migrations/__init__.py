@@ -27,8 +27,8 @@ from sluice.state.ledger.ledger_tables import GENERATIONS, METADATA, PIPELINES
 from sluice.state.time_limits import waits_limited
 
 TABLE = "sluice_version"
-"""The table with the ledger's version. Airflow's version is in `alembic_version`, perhaps in the
-same database."""
+"""The table with the ledger's version. It must not have Alembic's default name `alembic_version`,
+because Airflow has a table of this name, perhaps in the same database."""
 HEAD = "r1"
 """The version of the tables in `ledger_tables.py`."""
 SCRIPTS = Path(__file__).parent
