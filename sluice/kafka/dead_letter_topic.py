@@ -28,7 +28,7 @@ returned."""
 _MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
 _UNKNOWN = "unknown"
-"""Reason of a record in the topic of dead letters that Sluice has not written."""
+"""The reason of a record in the dead-letter topic if another program has written the record."""
 UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
@@ -36,7 +36,7 @@ UNREADABLE = frozenset(
     }
 )  # fmt: skip
 """Reasons of records that could not be read and therefore had no effect. Records with other reasons
-may have had an effect, and are re-driven only if their reason is requested."""
+may have had an effect, and are re-driven only if the user names their reason or position."""
 
 _SLUICE_HEADERS = frozenset(
     f"{PREFIX}{name}"

@@ -37,8 +37,8 @@ COMPONENTS = {
     "triggerer": ["triggerer", "--skip-serve-logs"],
 }
 START_SECONDS = 900.0
-"""How long to wait for Airflow, which takes 15 seconds to start on a quiet machine, and minutes on a
-busy one."""
+"""How long to wait for Airflow, which takes 15 seconds to start on a quiet machine, and minutes on
+a busy one."""
 
 Say = Callable[[str], None]
 

@@ -22,8 +22,8 @@ windows of a time zone, which can start before 0, start at whole seconds."""
 EntryId: TypeAlias = tuple[str, int, int]
 """The fields that identify a row of a store: key, window start, window end.
 
-The window's end is needed, too. In a store that keeps a row for each session that was ever sent,
-several sessions of a key can have the same start.
+The window's end is needed, too, because a store may keep a row for each session that was ever sent.
+Several of these sessions can have the same key and start.
 """
 
 

@@ -22,7 +22,7 @@ SUBTRACTABLE = _STATISTICS | {
     "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top", "collect_list", "collect_set",
     "collect_sorted", "bool_and", "bool_or", "percentile", "percentiles", "mode",
 }  # fmt: skip
-"""Functions that can subtract a table's old value."""
+"""The functions that can aggregate a table, because they can subtract the old value of a row."""
 
 _NUMBERS = (int, float, Decimal)
 _ORDERED = (*_NUMBERS, str, bool)

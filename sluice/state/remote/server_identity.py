@@ -19,9 +19,9 @@ from sluice.state.database import first_line
 from sluice.state.remote.connection import SAME_TOKEN, client_options, server_token
 
 SCHEME = "Challenge"
-"""The scheme of the Authorization header."""
+"""The scheme of a challenge's Authorization header."""
 PROOF = "X-Sluice-Proof"
-"""The header of an answer with the server's proof."""
+"""The name of the header with the server's proof, in the server's answer."""
 _ANSWER_SECONDS = 5.0
 _CHALLENGE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
 
