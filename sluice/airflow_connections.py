@@ -17,11 +17,11 @@ from sluice.values.sink_tables import connection_variable
 KAFKA = "kafka_default"
 SPARK = "spark_default"
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""A Postgres connection's extras whose names begin like this are parameters of libpq."""
+"""A Postgres connection's extras whose names begin with one of these texts are parameters of libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """The hook of Airflow's Kafka provider, changed to return the configuration, for clients that it lacks."""
+    """A hook that returns a connection's configuration, for Kafka clients that Airflow's Kafka provider lacks."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config

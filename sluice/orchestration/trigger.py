@@ -126,7 +126,7 @@ class Burst:
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def back_off(self, now: float) -> BackOff | None:
-        """How long the events for the same records pause; None without an event that a run has to answer."""
+        """The pause between two events for the same records; None without an event that a run has to answer."""
         if self._fired is None:
             return None
         return BackOff(now - self._fired_at, max(self._busy_at + self._back_off_s() - now, 0.0))
@@ -389,7 +389,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(_change_failure, failed, repeats_at=starts_at)
 
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
-        """The failure of a pipeline whose run Airflow does not start; None in the first `SLOT_SECONDS`."""
+        """The failure of a pipeline whose run does not start; None if `unanswered_s` is less than `SLOT_SECONDS`."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
         # If a run has failed since then, Airflow has started it, although no driver has taken the lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):

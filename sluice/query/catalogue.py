@@ -162,7 +162,8 @@ class Catalogue:
         if snapshot is None:
             return None
         read_at, snapshot_id, info = self._generations.get(pipeline, (0.0, "", None))
-        # Moves and standbys change the workers of a generation without a new snapshot.
+        # Moves and standbys change the workers of a generation without a new snapshot, so the generation
+        # is also read again after some time.
         if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * _SELDOM <= self._clock():
             read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
             if info is None:

@@ -180,8 +180,8 @@ class PatientProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
-            # The client has not waited for the response to its previous request. This request is
-            # answered after it.
+            # The client has not waited for the response to its previous request. The present request is
+            # answered after the previous one.
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 

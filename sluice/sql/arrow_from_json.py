@@ -39,7 +39,7 @@ def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @cache
 def _declared(kind: pa.DataType) -> Any:
-    """The type as which msgspec decodes a column's values; None if Arrow does not take values of any such type."""
+    """The type as which msgspec decodes a column's values; None if msgspec has no type whose values Arrow takes."""
     if pa.types.is_struct(kind):
         members = []
         for number, field in enumerate(kind):

@@ -109,7 +109,7 @@ def parse(text: str) -> ParsedExpression:
 
 
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
-    """The error for a text that sqlglot cannot parse, with its description of the mistake."""
+    """The error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = f" (column {problem['col']})" if problem.get("col") else ""
     description = str(problem.get("description") or error)

@@ -678,7 +678,7 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
-    """A function of a text, whose other arguments are constants of these types and not null."""
+    """A function of a text. Its other arguments are constants of these types, and not null."""
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         others = _arguments_of(node)[1:]

@@ -166,7 +166,7 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
 
 
 DECIMAL = "E+0"
-"""The suffix by which `key_of_json` knows a decimal from a double, which no program writes with this suffix."""
+"""The suffix by which `key_of_json` recognizes a decimal. No program writes a double with this suffix."""
 
 
 def key_of_json(text: str) -> str | None:

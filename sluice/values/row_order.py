@@ -44,7 +44,7 @@ def end_path(path: bytes) -> bytes:
 
 
 def result_path(path: bytes, number: int) -> bytes:
-    """The path of an operator's result. `path` is the path of the operator's row; `number`, the result's number."""
+    """The path of an operator's result. `path` is the path of the operator's row, and `number` counts its results."""
     return path + _element(number)
 
 

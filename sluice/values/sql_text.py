@@ -49,7 +49,7 @@ def is_null(sql: str) -> bool:
 
 
 def value_json(sql: str) -> str:
-    """The JSON of any value. `to_json` takes only structs, so the value is wrapped in a struct and cut out."""
+    """The JSON of any value. `to_json` takes only structs, so the value's JSON is cut out of the JSON of a struct."""
     # The JSON is `{"v":...}`: five characters come before the value, and one comes after it.
     wrapped = struct_json(named_struct({"v": sql}))
     return f"substring({wrapped}, 6, length({wrapped}) - 6)"

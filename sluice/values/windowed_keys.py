@@ -90,7 +90,7 @@ def windowed_key_text(key: str, bounds: Bounds) -> str:
 
 
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt a function of a `Windowed` to be called with the text of a windowed key."""
+    """Adapt a function that takes a `Windowed`, so that it can be called with the text of a windowed key."""
     return function if isinstance(function, WithoutKey) else OfWindowedKey(function)
 
 

@@ -30,7 +30,7 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 body += part
-                # The received bytes count, because a request need not have a Content-Length.
+                # The received bytes are compared, because a request need not have a Content-Length.
                 if len(body) > most:
                     raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
     except TimeoutError:

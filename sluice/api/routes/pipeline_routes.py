@@ -71,7 +71,7 @@ class Action(StrEnum):
     REPLAY = "replay"
     """Build the state again from the topics in a new generation, beside the current generation."""
     PROMOTE = "promote"
-    """Bring the generation that a replay has built up to date, and make it current."""
+    """Make the generation of a replay current, after it has processed the batches that were published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
 
