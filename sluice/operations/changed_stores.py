@@ -1,9 +1,9 @@
 """Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that
-readers do not see, while runs go on. Its rows and the kept rows of the newest snapshot then fill
-the shards of a new generation, which becomes current in one transaction. If the driver is killed
-before this transaction, the next call continues.
+readers do not see, while runs go on. The rows of this generation and the kept rows of the newest
+snapshot then fill the shards of a new generation, which becomes current in one transaction. If the
+driver is killed before this transaction, the next call continues the computation.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from sluice.values.host_ports import address_of
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
     """Move a worker with all its shards to `place`. Returns the number of copied versions.
 
-    Can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if another
-    server answers at that address, if the server is the worker's standby, or if another command has
+    The call can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if
+    another server answers at that address, if the server is the worker's standby, or if another command has
     changed the worker's placement meanwhile.
     """
     require_server(ledger, place)

@@ -56,12 +56,12 @@ class Rebuild:
 
     With `from_topics`, the rebuild may read fewer records than the old generation, because the
     topics may have deleted some. `run` promotes the new generation at once, and runs wait for it.
-    `replay` builds the new generation beside the current generation while runs go on. It stays
-    there until it is dropped or promoted. `promote` repeats the batches that were published
-    meanwhile, and then makes the new generation current.
+    `replay` builds the new generation beside the current generation while runs go on. The new
+    generation stays there until it is dropped or promoted. `promote` repeats the batches that were
+    published meanwhile, and then makes the new generation current.
 
-    Raises LeaseError if generation `only` is given and no longer current. `why` is the damage to
-    repair, if any; it is stored in a note together with the duration of the rebuild.
+    With `only`, these methods raise LeaseError if this generation is not current any more. `why` is
+    the damage to repair, if any; it is stored in a note together with the duration of the rebuild.
     """
 
     spark: SparkSession
@@ -286,8 +286,8 @@ class Rebuild:
     ) -> History:  # fmt: skip
         """The old generation's batches, limited to the records of `sources` before `until`.
 
-        Topics that the old generation did not read are read up to their ends. If `built`, the offsets
-        up to which the new generation has read already, is given, they are read up to these offsets.
+        Topics that the old generation did not read are read up to their ends. With `built`, they are
+        read only up to these offsets, up to which the new generation has read already.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics

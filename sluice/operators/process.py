@@ -33,8 +33,8 @@ class Process:
     """Calls an author's processor with records and timers. `make` creates the processor.
 
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record.
-    `is_keyed_by`: the author has chosen the key of the stores with `by=`. This is the row's key; the
-    record's own key is in `foreign`.
+    `is_keyed_by`: the author has chosen the key of the stores with `by=`. The row's key is the
+    chosen key, and the record's own key is in `foreign`.
     `tables`: the types of the values of the tables that the processor reads. Rows of these tables
     have a side of READ or higher. They are kept for look-ups and are not passed to the author's code.
 

@@ -104,12 +104,12 @@ class BufferLimit:
 class Suppress:
     """Sends a key's results late, each at most once per window or time limit.
 
-    If it waits until a window closes, it sends one result per window once stream time reaches the
-    window's end + `wait_ms`, and no tombstones. The result has the headers of the window's last
+    If the step waits until a window closes, it sends one result per window once stream time reaches
+    the window's end + `wait_ms`, and no tombstones. The result has the headers of the window's last
     update or, with `window_final`, of the record that closes the window.
 
-    If it waits until a time limit, it sends the latest value once stream time is `wait_ms` after
-    the time of the first update that it holds back.
+    If the step waits until a time limit, it sends the latest value once stream time is `wait_ms`
+    after the time of the first update that it holds back.
 
     `wait_ms`: the time limit, or how long a window stays open after its end: the grace, or for
     sessions grace + gap.

@@ -68,7 +68,7 @@ class Generations(LedgerPart):
 
         A pipeline's first generation becomes its current generation. A `hidden` generation only becomes
         current through `promote`, even if it is the first. The caller may pass the `epoch` of this
-        generation's lease, or the `lease` of another generation: if that lease is no longer held,
+        generation's lease, or the `lease` of another generation. If the lease is no longer held,
         raises LeaseError and changes nothing.
         """
         ref = msgspec.structs.asdict(info.ref)

@@ -30,7 +30,7 @@ def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Sh
 
     With `anew` or `continued`, the shard is sealed: runs cannot write to it before it has been filled
     from another shard. If there is a sealed shard already, `anew` replaces it, and `continued` keeps
-    its rows. Raises Refused if there is a shard in use.
+    its rows. If there is a shard in use, both raise Refused.
     """
     kind = _remote_shard() if is_remote(url) else LocalShard
     return kind.create(url, anew=anew, continued=continued)

@@ -80,7 +80,7 @@ class LocalShard(Shard):
         Without `anew` and `continued`, call this only for a generation without a snapshot. Otherwise,
         an empty shard would take the place of a lost shard. With `anew` or `continued`, the shard
         is sealed, to be filled from another shard. If there is a sealed shard already, `anew`
-        replaces it, and `continued` keeps its rows. Raises Refused if there is a shard in use.
+        replaces it, and `continued` keeps its rows. If there is a shard in use, both raise Refused.
         """
         # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):

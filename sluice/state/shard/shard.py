@@ -167,7 +167,7 @@ class Shard(Protocol):
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
         """Add tombstones to a written batch for each group's windows that ended before a time.
 
-        `ends`: group id → this time, epoch ms. Can be repeated.
+        `ends`: group id → this time, epoch ms. The call can be repeated.
         """
 
     def read_states(
