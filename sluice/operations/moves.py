@@ -30,8 +30,8 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     """Move a worker with all its shards to `place`. Returns the number of copied versions.
 
     The call can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if
-    another server answers at that address, if the server is the worker's standby, or if another command has
-    changed the worker's placement meanwhile.
+    another server answers at that address, if the server is the worker's standby, or if another
+    command has changed the worker's placement meanwhile.
     """
     require_server(ledger, place)
     generations = ledger.generations.all(place.pipeline)

@@ -59,7 +59,7 @@ class Output:
     """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
-    """Name → value as text, or as bytes if it is not UTF-8. Of a repeated name, only the last value."""
+    """Name → value as text, or as bytes if it is not UTF-8. A repeated name has its last value."""
     header_pairs: tuple[tuple[str, Any], ...] = ()
     """All headers in order, as pairs of name and value."""
     partition: int | None = None
