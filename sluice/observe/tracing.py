@@ -113,8 +113,11 @@ def _provider() -> TracerProvider:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
 
         exporter = OverHttp()
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
-    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "sluice")}
-    provider = TracerProvider(resource=Resource.create(named))
+    # OpenTelemetry takes the name from OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES. A name that is
+    # passed to `create` would replace the name from OTEL_RESOURCE_ATTRIBUTES.
+    resource = Resource.create()
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):
+        resource = resource.merge(Resource({"service.name": "sluice"}))
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider

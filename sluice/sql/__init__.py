@@ -2,7 +2,8 @@
 
 An author's expression takes this way through the files:
 
-1. `parsed_expression.parse`: the text becomes a tree (`dialect`), with the fields that the text reads (`calls`).
+1. `parsed_expression.parse`: the file `dialect` parses the text into a tree. The file `calls` finds the calls of
+   functions in the text.
 2. `typed_expression.type_expression`: a rule of the table in `rules` gives each part its type, and says if it can fail.
 3. `expression_checks.require_valid`: a mistake is an error. `aggregate_expressions.split_aggregate` splits aggregates.
 4. `fallible.may_fail`: the planner guards expressions that can fail for a record, and knows the causes of failures.

@@ -17,7 +17,7 @@ with importing():
 
 
 def freeze(phase: str, info: dict[str, int]) -> None:
-    """Exclude objects that a full garbage collection has kept, such as modules, from later ones."""
+    """After a full garbage collection, exclude the objects that it has kept from later collections."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 

@@ -31,7 +31,10 @@ RowBatches = Mapping[int, Sequence[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ArrowQuery:
-    """The tasks of a job. Each takes and yields record batches; row batches go between them (`batch.row_batches`)."""
+    """The tasks of a job, which take and yield Arrow record batches.
+
+    Between two tasks, the record batches contain packed rows: see `batch.row_batches`.
+    """
 
     workers: int
     streams: frozenset[str]

@@ -88,3 +88,22 @@ def test_without_an_endpoint_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tracing, "_provider", lambda: pytest.fail("a provider was made"))
     with traced_run("orders", ""):
         trace_batch("1.42", PHASES, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("", "", "sluice"),
+        ("OTEL_SERVICE_NAME", "shop", "shop"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop", "shop"),
+    ],
+)
+def test_the_service_is_named_sluice_or_as_opentelemetrys_variables_say(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, name: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    if variable:
+        monkeypatch.setenv(variable, value)
+    provider = tracing._provider()
+    assert provider.resource.attributes["service.name"] == name
+    provider.shutdown()
