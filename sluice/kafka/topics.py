@@ -86,11 +86,11 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     )
     created = tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
     if created:
-        _wait_until_listed(kafka, admin, frozenset(created))
+        wait_until_listed(kafka, admin, frozenset(created))
     return created
 
 
-def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: frozenset[str]) -> None:
+def wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: frozenset[str]) -> None:
     """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import PreflightError
+from sluice.kafka.topics import wait_until_listed
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
 from sluice.provision.jars import Bundle
 from sluice.provision.jars import folder as jars_folder
@@ -244,7 +245,10 @@ def create_topics(
     partitions: Mapping[str, int],
     config: Mapping[str, str] | None = None,
 ) -> None:
-    """Create missing topics with `config`. `partitions`: topic → number of partitions."""
+    """Create missing topics with `config`. `partitions`: topic → number of partitions.
+
+    The broker lists them when this returns.
+    """
     topics = [NewTopic(topic, count, 1, config=dict(config or {})) for topic, count in partitions.items()]
     # The client is assigned to a variable because it must outlive its futures.
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -254,6 +258,7 @@ def create_topics(
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
+    wait_until_listed({"bootstrap.servers": bootstrap}, admin, frozenset(partitions))
 
 
 def _configuration_path(folder: Path) -> Path:
