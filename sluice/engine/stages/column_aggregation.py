@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import boolean_mask
@@ -221,7 +222,7 @@ class ColumnAggregation:
             return records.rows
         windows = spread_windows(self.window, records.line, records.places, records.neighbourhoods)
         values = table.column("value").take(pa.array(records.rows)).combine_chunks()
-        order = _ranks(table)[records.rows] if self.functions.picks else None
+        order = _ranks(sorted_indices(table))[records.rows] if self.functions.picks else None
         aggregates = self.functions.aggregates(values, windows, order)
         results = WindowResults(
             records.key_texts,
@@ -287,7 +288,8 @@ class ColumnAggregation:
         """The headers of each window's last record. Results of sessions have no headers, as in Kafka Streams."""
         if isinstance(self.window, SessionWindow) or not self._sends_headers(table):
             return pa.nulls(len(windows), pa.string())
-        last_rows = sorted_indices(table)[windows.over_ranges(np.maximum, _ranks(table)[records.rows])]
+        in_order = sorted_indices(table)
+        last_rows = in_order[windows.over_ranges(np.maximum, _ranks(in_order)[records.rows])]
         return table.column("headers").take(pa.array(last_rows)).combine_chunks()
 
     def _merge_with_held(
@@ -361,9 +363,8 @@ class ColumnAggregation:
             self.run.states[key][start] = time, aggregate
 
 
-def _ranks(table: pa.Table) -> Numbers:
-    """The place of each row in the order of all rows."""
-    in_order = sorted_indices(table)
+def _ranks(in_order: npt.NDArray[np.intp]) -> Numbers:
+    """The place of each row in the order of all rows, given the indices of the rows in this order."""
     ranks = np.empty(len(in_order), np.int64)
     ranks[in_order] = np.arange(len(in_order))
     return ranks
