@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, time, timedelta
@@ -86,6 +85,7 @@ class Declared:
         # msgspec may leave out the defaults of a Struct, but later steps read every field.
         leaves_out = self._is_known and contract_values.needs_plain_data(kind)
         self._encode = _encode_fields if leaves_out else _encode_json
+        self._may_hold_sets = not self._is_known or contract_values.may_hold_sets(kind)
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
         parts = contract_parts.parts_of(kind) if self._is_known else []
         self._check_amounts = contract_parts.amount_check(kind) if self._is_known else None
@@ -110,7 +110,8 @@ class Declared:
             if self._check_amounts is not None:
                 self._check_amounts(value)
             _require_names(value)
-            return self.typed_json(self.validated(value))
+            return self.typed_json(self.accepted(value))
+        value = self.accepted(value)
         data = _to_json(value)
         if not self._is_known:
             return _checked_untyped(value, data)
@@ -133,9 +134,14 @@ class Declared:
         _refuse_infinite(value, data)
         return self._checked(value, data)
 
-    def validated(self, value: Any) -> Any:
-        """The value as pydantic validates it, if the type has models: a dict becomes a model."""
-        return value if self._validate is None else self._validate(value)
+    def accepted(self, value: Any) -> Any:
+        """A value from the author, as Sluice stores it: pydantic turns dicts into models, and sets become lists.
+
+        pydantic turns dicts into models only if the type has models.
+        """
+        if self._validate is not None:
+            value = self._validate(value)
+        return contract_values.with_sorted_sets(value) if self._may_hold_sets else value
 
     def _checked(self, value: Any, data: bytes) -> str:
         refuse_long_strings(data)
@@ -179,19 +185,8 @@ def _require_names(value: Any) -> None:
         if has_other_keys and len(msgspec.json.decode(_encode_json(value))) < len(value):
             keys = shortened(str([*value]))
             raise ValueError(f"two keys of a dict have the same name in JSON: {keys}")
-        inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
-        inner = value
-    elif isinstance(value, msgspec.Struct):
-        inner = msgspec.structs.astuple(value)
-    elif pydantic_models.is_model(type(value)):
-        inner = vars(value).values()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    else:
-        return
-    for each in inner:
-        _require_names(each)
+    for inner in contract_values.values_within(value):
+        _require_names(inner)
 
 
 def require_same(value: Any, decoded: Any, declare: str) -> None:

@@ -24,8 +24,7 @@ from sluice.operators.encoding import (
 from sluice.values.contract_parts import amount_check
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
-from sluice.values.pydantic_models import validator
-from sluice.values.stored_values import has_models, value_decoder
+from sluice.values.stored_values import value_decoder
 from sluice.values.utc_times import AFTER_LAST
 
 Clock = Literal["event", "wall"]
@@ -159,7 +158,7 @@ class Store(Generic[V]):
         self.now = -1
         self._decode: Callable[[bytes], V] = state_decoder(state_type(options.value_type))
         self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
-        self._validate = validator(options.value_type) if has_models(options.value_type) else None
+        self._accepted = Declared(options.value_type).accepted
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
         self._is_int = options.value_type is int
         self._is_undeclared = options.value_type is Any
@@ -214,15 +213,14 @@ class Store(Generic[V]):
 
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
-        if self._validate is not None:
-            value = self._validate(value)
-        data = encode_state(value)
+        accepted = self._accepted(value)
+        data = encode_state(accepted)
         # This raises an error if queries could not show the value.
-        to_json(value)
+        to_json(accepted)
         if type(value) is self._plain:
             return value
         if self._check_amounts is not None:
-            self._check_amounts(value)
+            self._check_amounts(accepted)
         decoded = self._decode(data)
         if self._is_undeclared:
             require_same(value, decoded, f"stores={{{self.name!r}: ...}}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+from copy import copy
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from typing import Any, get_origin
@@ -14,7 +16,8 @@ from msgspec import inspect
 from sluice.values.contracts import type_info, types_within
 from sluice.values.epochs import number_of, unit_of
 from sluice.values.keys import sorted_items
-from sluice.values.stored_values import plain_model
+from sluice.values.pydantic_models import is_model
+from sluice.values.stored_values import is_converted, plain_model
 
 
 def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
@@ -80,6 +83,65 @@ def needs_plain_data(kind: Any) -> bool:
 def has_dicts(kind: Any) -> bool:
     """Whether values of this type may contain dicts."""
     return any(isinstance(part, inspect.DictType) for part in types_within(kind))
+
+
+def may_hold_sets(kind: Any) -> bool:
+    """Whether a function can return a set in a value of this type: in place of a list, or for a part of type Any."""
+    return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
+
+
+_TAKES_SETS = (
+    inspect.AnyType | inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType
+)  # fmt: skip
+
+
+def with_sorted_sets(value: Any) -> Any:
+    """A copy of the value, with a sorted list in place of each set; the value itself if it contains no set.
+
+    The order of a set changes from process to process, but a repeated batch must write the same JSON.
+    """
+    if not _has_sets(value):
+        return value
+    match value:
+        case set() | frozenset():
+            return sorted_items(map(with_sorted_sets, value))
+        case list() | tuple():
+            return [*map(with_sorted_sets, value)]
+        case dict():
+            return {name: with_sorted_sets(inner) for name, inner in value.items()}
+        # A copy of the model would be encoded with the declared type of its fields, again as a set.
+        case _ if is_model(type(value)):
+            return with_sorted_sets(plain_model(value))
+    changed = copy(value)
+    for name, inner in _fields_of(value).items():
+        # Frozen instances can be changed only in this way.
+        if isinstance(value, msgspec.Struct):
+            msgspec.structs.force_setattr(changed, name, with_sorted_sets(inner))
+        else:
+            object.__setattr__(changed, name, with_sorted_sets(inner))
+    return changed
+
+
+def _has_sets(value: Any) -> bool:
+    return isinstance(value, set | frozenset) or any(map(_has_sets, values_within(value)))
+
+
+def values_within(value: Any) -> Iterable[Any]:
+    """The values that a list, a set, a dict or an object holds; none for other values."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple | set | frozenset) else _fields_of(value).values()
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if is_model(type(value)):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {}
 
 
 def plain_data(value: Any) -> Any:

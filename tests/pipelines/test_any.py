@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, key_text, within
 from sluice.errors import TopologyError
-from sluice.operators.encoding import Declared
+from sluice.operators.aggregation.calculation import Custom
+from sluice.operators.encoding import Declared, encode_state
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
@@ -298,3 +299,38 @@ def test_a_value_that_json_cannot_hold_is_refused(details: Any, says: str) -> No
     for kind, value in ((Reading, Reading("s", AT, details)), (Invoice, Invoice(number=1, lines=[details]))):
         with pytest.raises((ValueError, TypeError), match=says):
             Declared(kind).json(value)
+
+
+class Basket(BaseModel):
+    items: set[int]
+    notes: Any = None
+
+
+@dataclass(frozen=True)
+class Tour:
+    pages: list[int]
+    extra: Any = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "json"),
+    [
+        (None, lambda pages: {"pages": [pages]}, '{"pages":[[0,8]]}'),
+        (None, lambda pages: Basket(items=pages, notes=pages), '{"items":[0,8],"notes":[0,8]}'),
+        (list[int], lambda pages: pages, "[0,8]"),
+        (Tour, lambda pages: Tour([1], frozenset(pages)), '{"pages":[1],"extra":{"_json":"[0,8]"}}'),
+        (Tour, lambda pages: {"pages": pages}, '{"pages":[0,8],"extra":null}'),
+        (Basket, lambda pages: {"items": pages, "notes": [pages]}, '{"items":[0,8],"notes":{"_json":"[[0,8]]"}}'),
+    ],
+)
+def test_a_set_is_written_as_a_sorted_list(kind: Any, make: Any, json: str) -> None:
+    # These sets are equal, but Python lists their items in different orders.
+    one, other = {0, 8}, {8, 0}
+    assert list(one) != list(other)
+    assert [Declared(kind).json(make(pages)) for pages in (one, other)] == [json, json]
+
+
+def test_the_state_of_a_value_with_a_set_does_not_depend_on_the_order_of_the_set() -> None:
+    aggregate = Custom(lambda: Tour([]), lambda key, tour, pages: Tour([1], pages), value_type=Tour)
+    states = [encode_state(aggregate.add("a", None, pages)) for pages in ({0, 8}, {8, 0})]
+    assert states[0] == states[1]

@@ -338,7 +338,7 @@ class Custom:
             return aggregate
         if self._check_amounts is not None:
             self._check_amounts(aggregate)
-        decoded = self._decode_kept(encode_state(self._declared.validated(aggregate)))
+        decoded = self._decode_kept(encode_state(self._declared.accepted(aggregate)))
         if self._plain is Any:
             require_same(aggregate, decoded, "returns=...")
         return decoded
