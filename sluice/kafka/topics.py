@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from confluent_kafka import (
@@ -76,7 +76,7 @@ class Topic:
 
 
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
-    """Create the topics that do not exist yet, and return their names. A broker lists them when this returns."""
+    """Create the topics that do not exist yet, and return their names. A broker lists all topics when this returns."""
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
     admin = AdminClient(quiet(kafka))
@@ -84,13 +84,14 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
         # In Kafka's protocol, -1 stands for the broker's default.
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
-    created = tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
-    if created:
-        wait_until_listed(kafka, admin, frozenset(created))
+    with broker_errors(kafka):
+        created = tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
+    # Another client may have created a topic that exists only a moment ago.
+    _wait_until_listed(kafka, admin, futures.keys())
     return created
 
 
-def wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: frozenset[str]) -> None:
+def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
     """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
@@ -122,9 +123,15 @@ def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: floa
 def _was_created(name: str, error: BaseException | None) -> bool:
     if error is None:
         return True
-    if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-        return False
-    raise EngineError(f"Topic {name} was not created: {error}", next_step="Check that the broker is running.")
+    reason = str(error)
+    if isinstance(error, KafkaException):
+        if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        reason = error.args[0].str()
+    raise EngineError(
+        f"Topic {name} was not created: {reason.rstrip('.')}.",
+        next_step="Create the topic yourself, or let this user of Kafka create topics.",
+    )
 
 
 def produce(

@@ -18,12 +18,11 @@ from uuid import uuid4
 
 import msgspec
 import psutil
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import PreflightError
-from sluice.kafka.topics import wait_until_listed
+from sluice.kafka.topics import Topic, create_topics
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
 from sluice.provision.jars import Bundle
 from sluice.provision.jars import folder as jars_folder
@@ -131,7 +130,8 @@ class EmbeddedKafka:
         config: Mapping[str, str] | None = None,
     ) -> None:
         """Create missing topics. `partitions`: topic → number of partitions."""
-        create_topics(self.bootstrap, partitions, config)
+        topics = [Topic(topic, count, config=config or {}) for topic, count in partitions.items()]
+        create_topics({"bootstrap.servers": self.bootstrap}, topics)
 
     def __enter__(self) -> Self:
         self.start()
@@ -238,27 +238,6 @@ def _command_line(process: psutil.Process) -> list[str]:
     while not (command := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.005)
     return command
-
-
-def create_topics(
-    bootstrap: str,
-    partitions: Mapping[str, int],
-    config: Mapping[str, str] | None = None,
-) -> None:
-    """Create missing topics with `config`. `partitions`: topic → number of partitions.
-
-    The broker lists them when this returns.
-    """
-    topics = [NewTopic(topic, count, 1, config=dict(config or {})) for topic, count in partitions.items()]
-    # The client is assigned to a variable because it must outlive its futures.
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics(topics).values():
-        try:
-            future.result()
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
-    wait_until_listed({"bootstrap.servers": bootstrap}, admin, frozenset(partitions))
 
 
 def _configuration_path(folder: Path) -> Path:

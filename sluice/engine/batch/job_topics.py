@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError
 from sluice.kafka.brokers import quiet
+from sluice.kafka.topics import Topic, create_topics
 
 TIMEOUT_S = 30
 _ANY_TIME = 2**63 - 1
@@ -119,14 +119,13 @@ def ensure_topics(
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
         existing = admin.list_topics(timeout=TIMEOUT_S).topics
-        missing: list[NewTopic] = []
-        for topic, count in wanted.items():
-            if topic not in existing:
-                missing.append(NewTopic(topic, count, config=dict(settings.get(topic, {}))))
-        # The client refuses an empty list of topics.
-        if missing:
-            for future in admin.create_topics(missing).values():
-                future.result(TIMEOUT_S)
+    missing: list[Topic] = []
+    for topic, count in wanted.items():
+        if topic not in existing:
+            missing.append(Topic(topic, count, config=settings.get(topic, {})))
+    # The client refuses an empty list of topics.
+    if missing:
+        create_topics(kafka, missing)
 
 
 def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:

@@ -18,10 +18,15 @@ class SlowBroker:
     """An admin client. The controller creates a topic at once; the broker lists it in its third answer."""
 
     answers = 0
+    error: int | None = None
+    """Kafka's code of the error with which the controller answers."""
 
     def create_topics(self, wanted: list[Any]) -> dict[str, Future[None]]:
         created: Future[None] = Future()
-        created.set_result(None)
+        if self.error is None:
+            created.set_result(None)
+        else:
+            created.set_exception(KafkaException(KafkaError(self.error, "No.")))
         return {topic.topic: created for topic in wanted}
 
     def list_topics(self, timeout: float) -> SimpleNamespace:
@@ -47,6 +52,18 @@ def test_a_topic_that_no_broker_lists_is_reported(broker: SlowBroker, monkeypatc
     monkeypatch.setattr(topics, "_TIMEOUT_S", 0)
     with pytest.raises(EngineError, match="Topic another was created, but the broker has not listed it"):
         create_topics({}, [Topic("another")])
+
+
+def test_a_topic_that_another_client_has_just_created_can_be_written_at_once(broker: SlowBroker) -> None:
+    broker.error = KafkaError.TOPIC_ALREADY_EXISTS
+    assert create_topics({}, [Topic("sales")]) == ()
+    assert broker.answers == 3
+
+
+def test_a_topic_that_kafka_refuses_is_reported_with_the_reason(broker: SlowBroker) -> None:
+    broker.error = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    with pytest.raises(EngineError, match=r"^Topic sales was not created: No\. Create the topic yourself"):
+        create_topics({}, [Topic("sales")])
 
 
 class SlowLeader:
