@@ -305,3 +305,9 @@ def error_text(error: BaseException) -> str:
         return str(error).encode(errors="replace").decode()
     except Exception:
         return "(its __str__ fails)"
+
+
+def sentence(message: object) -> str:
+    """The message of another program, with a full stop unless it ends as a sentence, such as `Is it running?`."""
+    text = str(message).strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

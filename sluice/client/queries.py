@@ -40,6 +40,7 @@ from sluice.errors import (
     SettingsError,
     SluiceError,
     StateError,
+    sentence,
 )
 from sluice.values.keys import lookup_key
 
@@ -462,7 +463,7 @@ def error_of(response: httpx.Response) -> SluiceError:
 def _invalid(error: httpx.InvalidURL) -> QueryError:
     """The error for a request whose URL is too long or invalid."""
     return QueryError(
-        f"The request has no valid URL: {error}.",
+        f"The request has no valid URL: {sentence(error)}",
         next_step="Correct the address, or shorten the key.",
     )
 

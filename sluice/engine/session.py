@@ -14,7 +14,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sluice.errors import EngineError, SettingsError
+from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
 from sluice.spark_submit import is_local
@@ -118,7 +118,7 @@ def _settings_errors() -> Iterator[None]:
     except (PySparkException, Py4JJavaError) as error:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
         raise SettingsError(
-            f"Spark does not start: {str(cause).strip().partition(chr(10))[0].rstrip('.')}.",
+            f"Spark does not start: {sentence(str(cause).strip().partition(chr(10))[0])}",
             next_step="Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting.",
         ) from None
 

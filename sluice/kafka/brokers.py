@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from sluice.errors import BrokersUnreachable, SettingsError
+from sluice.errors import BrokersUnreachable, SettingsError, sentence
 
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
@@ -90,7 +90,7 @@ def configuration_errors() -> Iterator[None]:
         yield
     except KafkaException as error:
         raise SettingsError(
-            f"Kafka's settings are invalid: {error.args[0].str().rstrip('.')}.",
+            f"Kafka's settings are invalid: {sentence(error.args[0].str())}",
             next_step="Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection.",
         ) from None
 
@@ -116,7 +116,7 @@ def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
     address = kafka.get("bootstrap.servers", "an unset address")
-    reason = _SURROUNDINGS.sub("", why).rstrip(".")
+    reason = _SURROUNDINGS.sub("", why)
     next_step = ""
     if "certificate verify failed" in why:
         # librdkafka gives the same reason for an unknown authority and for a name that does not
@@ -131,4 +131,4 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
         )
     elif "SASL authentication" in why:
         next_step = "Check sasl.mechanism, sasl.username and sasl.password, in SLUICE_KAFKA or Airflow's connection."
-    return BrokersUnreachable(f"Kafka at {address} does not answer: {reason}.", next_step=next_step)
+    return BrokersUnreachable(f"Kafka at {address} does not answer: {sentence(reason)}", next_step=next_step)

@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
 from sluice.kafka.dead_letter_topic import (
     UNREADABLE,
@@ -123,7 +123,7 @@ def redrive(
                 letters = _send(kafka, producer, pipeline, topic_id, letters, outcome)
     except KafkaException as error:
         raise EngineError(
-            f"Re-driving dead letters of {pipeline} failed: {error.args[0].str()}.",
+            f"Re-driving dead letters of {pipeline} failed: {sentence(error.args[0].str())}",
             next_step="Run the command again: records that were written are marked and are not written twice.",
         ) from None
     return outcome
@@ -215,7 +215,9 @@ def _send(
                 outcome.skipped[f"its topic does not accept it: {error.str()}"] += 1
                 return [other for other in letters if other is not letter]
         if errors:
-            raise EngineError(f"A record was not written to {(errors[0][0].source or ('',))[0]}: {errors[0][1].str()}.")
+            raise EngineError(
+                f"A record was not written to {(errors[0][0].source or ('',))[0]}: {sentence(errors[0][1].str())}"
+            )
         for (partition, offset), marker in sent.items():
             producer.produce(
                 markers_of(pipeline),

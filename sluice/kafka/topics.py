@@ -19,7 +19,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import (
     broker_errors,
     configuration_errors,
@@ -129,7 +129,7 @@ def _was_created(name: str, error: BaseException | None) -> bool:
             return False
         reason = error.args[0].str()
     raise EngineError(
-        f"Topic {name} was not created: {reason.rstrip('.')}.",
+        f"Topic {name} was not created: {sentence(reason)}",
         next_step="Create the topic yourself, or let this user of Kafka create topics.",
     )
 
@@ -167,7 +167,7 @@ def produce(
     if errors or undelivered:
         cause = errors[0].str() if errors else "no answer from the broker"
         raise EngineError(
-            f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: {cause.rstrip('.')}.",
+            f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: {sentence(cause)}",
             next_step="Check that the broker is running, then write them again.",
         )
 
@@ -177,7 +177,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
         error = client.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].error
     if error is not None and error.code() in _NO_TOPIC:
         raise EngineError(
-            f"Topic {topic} cannot be written: {error.str().rstrip('.')}.",
+            f"Topic {topic} cannot be written: {sentence(error.str())}",
             next_step="Check its name, or create it. sluice topics create NAME creates the topics of a pipeline.",
         )
 
@@ -185,7 +185,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 def require_delivery(error: KafkaError | None, message: Message) -> None:
     """A delivery callback that raises EngineError if the broker refused the record."""
     if error is not None:
-        raise EngineError(f"A record was not written to {message.topic()}: {error}.")
+        raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
 
 
 def read_topic(

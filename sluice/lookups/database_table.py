@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import NullPool
 
-from sluice.errors import EngineError, SettingsError
+from sluice.errors import EngineError, SettingsError, sentence
 from sluice.lookups.connections import Connection
 from sluice.lookups.row_cache import Row, RowCache
 from sluice.operators.call import Rows
@@ -145,7 +145,7 @@ class DatabaseTable:
             return _engine(self.connection.name, self.connection.engine_url())
         except (NoSuchModuleError, ImportError) as error:
             raise SettingsError(
-                f"The database of connection {self.connection.name!r} has no driver here: {error}.",
+                f"The database of connection {self.connection.name!r} has no driver here: {sentence(error)}",
                 next_step="Install the driver's package beside Sluice, on the hosts of Spark's executors, too.",
             ) from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sluice.errors import EngineError, error_text
+from sluice.errors import EngineError, error_text, sentence
 from sluice.operators.base import (
     Answered,
     Output,
@@ -166,7 +166,7 @@ class Lookup(_Stateless):
         (found,) = self._calls.all([partial(self._read, keys)])
         if isinstance(found, BaseException):
             raise EngineError(
-                f"{self._step}: the database cannot be read: {error_text(found)}.",
+                f"{self._step}: the database cannot be read: {sentence(error_text(found))}",
                 next_step="Nothing from the batch was published. Run again when the database answers.",
             )
         return [found.get(row.key) for row in rows]

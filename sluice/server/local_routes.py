@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from sluice.api.http.bodies import read_body
 from sluice.api.http.problems import problem, problem_of
-from sluice.errors import NotFound, QueryError, SluiceError
+from sluice.errors import NotFound, QueryError, SluiceError, sentence
 from sluice.query.scan_slots import Gate
 from sluice.server.served_shards import ServedShards
 from sluice.state.model import EntryId, GenerationRef, StateRow
@@ -373,7 +373,7 @@ def _decode(decoder: Any, body: bytes) -> Any:
 async def _no_route(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "There is nothing at this path." if error.status_code == HTTPStatus.NOT_FOUND else error.detail
-    return problem(error.status_code, f"{what.rstrip('.')}.", headers=error.headers)
+    return problem(error.status_code, sentence(what), headers=error.headers)
 
 
 def not_found() -> Response:

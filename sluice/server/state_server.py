@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from sluice.api.apps import custom_routes_app, generic_app
 from sluice.api.routes.api_state import API_STATE, ApiState
-from sluice.errors import Refused, SettingsError, StateError
+from sluice.errors import Refused, SettingsError, StateError, sentence
 from sluice.query import Reader
 from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
 from sluice.server.http_protocol import PatientProtocol
@@ -219,7 +219,7 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
         config.load()
     except OSError as error:
         raise SettingsError(
-            f"The server cannot read its certificate {options.certificate} and key {options.key}: {error}.",
+            f"The server cannot read its certificate {options.certificate} and key {options.key}: {sentence(error)}",
             next_step="Give PEM files that belong together: --certificate and --key.",
         ) from None
     freeze_imports()

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from sluice.errors import BatchDiffers, EngineError, LeaseError
+from sluice.errors import BatchDiffers, EngineError, LeaseError, sentence
 from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
 from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
 from sluice.sql.arrow_types import arrow_type
@@ -534,4 +534,4 @@ def _literal(value: Any) -> str:
 def _reason(error: Exception | None) -> str:
     """The first line of an error's message, without the Java class."""
     message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
-    return message.strip().partition("\n")[0][:500].rstrip(".") + "."
+    return sentence(message.strip().partition("\n")[0][:500])

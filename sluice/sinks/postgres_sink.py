@@ -18,7 +18,7 @@ import structlog
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError
+from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError, sentence
 from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
 from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
 from sluice.state.postgres_connection import connect
@@ -318,7 +318,7 @@ def _reason(error: psycopg.Error) -> str:
         error.diag.message_detail,
         error.diag.context,
     ]
-    return " ".join(" ".join(part.split()).rstrip(".") + "." for part in parts if part)[:500]
+    return " ".join(sentence(" ".join(part.split())) for part in parts if part)[:500]
 
 
 def _copy(

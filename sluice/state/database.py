@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.util import LRUCache
 
-from sluice.errors import SettingsError, StateError
+from sluice.errors import SettingsError, StateError, sentence
 from sluice.state.time_limits import waits_limited
 from sluice.support.file_modes import close_database, make_file, make_folder
 
@@ -104,7 +104,7 @@ def first_line(error: BaseException | str) -> str:
 
     The other lines are left out, because they may repeat SQL statements and their values.
     """
-    return str(error).strip().partition("\n")[0].rstrip(".") + "."
+    return sentence(str(error).strip().partition("\n")[0])
 
 
 def certificate_advice(reason: str) -> str:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Record
 from sluice.values import contracts
 from sluice.values.function_wrappers import WithoutKey
-from sluice.values.pydantic_models import is_model
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -66,9 +62,8 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
     A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
     """
     struct = _value_in(declared_type(function, position))
-    is_contract = isinstance(struct, type) and (
-        issubclass(struct, msgspec.Struct) or is_dataclass(struct) or is_model(struct)
-    )
+    # A value of a TypedDict is a dict, which any TypedDict with its fields describes.
+    is_contract = contracts.is_class_with_fields(struct) and not is_typeddict(struct)
     if value_type is Any or struct is Record or not is_contract:
         return
     if value_type is None or not (isinstance(value_type, type) and issubclass(value_type, struct)):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sluice.errors import TopologyError
+from sluice.errors import TopologyError, sentence
 from sluice.operators.encoding import Declared
 from sluice.topology.graph import Graph
 from sluice.topology.window_definitions import Duration, milliseconds
@@ -97,7 +97,7 @@ def fallback_json(where: str, value: Any, returns: Any) -> str:
         return Declared(returns).json(value)
     except Exception as error:
         raise TopologyError(
-            f"{where}: otherwise={value!r} is not of the type that returns= declares: {error}.",
+            f"{where}: otherwise={value!r} is not of the type that returns= declares: {sentence(error)}",
             next_step="Give a value of that type, or None.",
         ) from None
 

@@ -7,17 +7,19 @@ of models.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass
 from decimal import Decimal
 from functools import cache
 from operator import attrgetter, itemgetter
 from types import UnionType
-from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 from msgspec import inspect
 
-from sluice.errors import TopologyError
+from sluice.errors import TopologyError, sentence
 from sluice.values.json_text import JSON_FIELD
+from sluice.values.pydantic_models import is_model
 from sluice.values.sql_types import MOST_DIGITS, struct_type
 from sluice.values.stored_values import JsonText, stored_type
 
@@ -35,6 +37,13 @@ Decimal2 = Annotated[Decimal, Digits(12, 2)]
 
 ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 """A class whose instances have fields."""
+
+
+def is_class_with_fields(kind: Any) -> bool:
+    """Whether `kind` is a Struct, a dataclass, a TypedDict or a pydantic model."""
+    return isinstance(kind, type) and (
+        issubclass(kind, msgspec.Struct) or is_dataclass(kind) or is_typeddict(kind) or is_model(kind)
+    )
 
 
 @cache
@@ -145,7 +154,7 @@ def _info(kind: Any, name: str) -> inspect.Type:
         return type_info(kind)
     except (TypeError, NameError) as error:
         raise TopologyError(
-            f"{name} is not a contract: {error}.",
+            f"{name} is not a contract: {sentence(error)}",
             next_step="Declare the value as a msgspec.Struct, or as str.",
         ) from None
 

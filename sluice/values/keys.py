@@ -21,7 +21,7 @@ from uuid import UUID
 
 import msgspec
 
-from sluice.errors import QueryError
+from sluice.errors import QueryError, sentence
 from sluice.values.json_limits import shortened
 from sluice.values.json_text import json_string
 from sluice.values.pydantic_models import is_model
@@ -48,7 +48,7 @@ def lookup_key(value: Any) -> str:
     try:
         text = key_text(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise QueryError(f"{value!r} cannot be a key: {error}.") from None
+        raise QueryError(f"{value!r} cannot be a key: {sentence(error)}") from None
     if text is None:
         raise QueryError("None cannot be a key.")
     return text

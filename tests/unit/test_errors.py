@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice import errors
-from sluice.errors import NotFound, QueryError, SluiceError, StateError
+from sluice.errors import NotFound, QueryError, SluiceError, StateError, sentence
 
 
 def group(kind: type[SluiceError]) -> list[type[SluiceError]]:
@@ -46,3 +46,15 @@ def test_the_next_step_defaults_to_that_of_the_class() -> None:
 def test_not_found_is_a_query_error_with_status_404() -> None:
     assert issubclass(NotFound, QueryError)
     assert (QueryError.status, NotFound.status, StateError.status) == (400, 404, 503)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("connection refused\n", "connection refused."),
+        ("Broker: no.", "Broker: no."),
+        (OSError("Is the server accepting connections?"), "Is the server accepting connections?"),
+    ],
+)
+def test_a_message_of_another_program_ends_as_a_sentence(message: object, expected: str) -> None:
+    assert sentence(message) == expected

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import quiet
 from sluice.kafka.topics import Topic, create_topics
 
@@ -43,7 +43,7 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     except KafkaException as error:
         reason = error.args[0].str()
         raise EngineError(
-            f"{action}{at(kafka, reason)}: {reason}.",
+            f"{action}{at(kafka, reason)}: {sentence(reason)}",
             next_step=next_step_for(reason),
         ) from error
     except TimeoutError as error:  # raised by a future of the admin client

@@ -32,7 +32,7 @@ from sluice.engine.batch.job_topics import (
     topic_limits,
 )
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import BatchDiffers, EngineError
+from sluice.errors import BatchDiffers, EngineError, sentence
 from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
 from sluice.kafka.topics import watermark_offsets
 from sluice.sinks.target import Written
@@ -331,7 +331,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
                 newest[generation] = marker
     except msgspec.DecodeError as error:
         raise EngineError(
-            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {error}.",
+            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {sentence(error)}",
             next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
         ) from error
     return newest
@@ -371,7 +371,7 @@ def send_at_least_once(
     if failed or unanswered:
         why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
         raise EngineError(
-            f"{len(failed) + unanswered} records were not written: {why}.",
+            f"{len(failed) + unanswered} records were not written: {sentence(why)}",
             next_step=next_step_for(why),
         )
     return counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.errors import SettingsError
+from sluice.errors import SettingsError, sentence
 from sluice.kafka.brokers import CHOSEN_BY_CLIENT
 
 _LOGIN_MODULES = {
@@ -129,6 +129,6 @@ def _pem(kafka: Mapping[str, str], name: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a PEM file"
         raise SettingsError(
-            f"Cannot read {path}, the file in Kafka's {name}.location: {reason}.",
+            f"Cannot read {path}, the file in Kafka's {name}.location: {sentence(reason)}",
             next_step="Correct the path, or let the user who runs the driver read the file.",
         ) from None

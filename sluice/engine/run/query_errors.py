@@ -13,7 +13,7 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError
+from sluice.errors import DamagedState, EngineError, LeaseError, SluiceError, sentence
 from sluice.state.shard.addresses import shown
 
 _FULL_DISK = "No space left on device"
@@ -47,16 +47,15 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         retry = "Nothing from the batch was published; the next run retries it."
         full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
         advice = f"{full if _FULL_DISK in message else ''}{retry}"
-        cause = _cause(message).rstrip(".")
         raise EngineError(
-            f"The query of {storage.job.pipeline.name} failed: {cause}.",
+            f"The query of {storage.job.pipeline.name} failed: {sentence(_cause(message))}",
             next_step=advice,
         ) from failed
     except ConnectionError:
         raise  # the JVM is gone, which `jvm_errors` reports
     except OSError as failed:
         raise EngineError(
-            f"{storage.job.pipeline.name} cannot read or write a file: {failed}.",
+            f"{storage.job.pipeline.name} cannot read or write a file: {sentence(failed)}",
             next_step="Nothing from the batch was published. Check the free space, then run again.",
         ) from failed
 

@@ -31,7 +31,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, adv
 from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
 from sluice.engine.stages.advances import Advances, only_last_times
-from sluice.errors import EngineError
+from sluice.errors import EngineError, sentence
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
 from sluice.values.row_order import END_OF_RECORD
 
@@ -170,7 +170,7 @@ class Ingest:
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:
                 raise EngineError(
-                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: {error}.",
+                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: {sentence(error)}",
                     next_step="Copy the records to a new topic with smaller numbers, and read that topic.",
                 ) from None
         return {"sequence": batch.column("_sequence").to_numpy(), "origin": origin}

@@ -6,13 +6,13 @@ import copyreg
 import importlib
 import inspect
 import sys
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from io import BytesIO
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args, is_typeddict
+from typing import Any, get_args
 
 import msgspec
 from pyspark import cloudpickle
@@ -20,8 +20,8 @@ from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
 from sluice.errors import EngineError
+from sluice.values.contracts import is_class_with_fields
 from sluice.values.pipeline_modules import DriverStarts, is_name_of_file, load_module
-from sluice.values.pydantic_models import is_model
 from sluice.values.references import Reference
 
 
@@ -96,10 +96,8 @@ def _class_within(value: Any) -> type:
 
 
 def _is_named_class(value: Any) -> bool:
-    is_contract = isinstance(value, type) and (
-        issubclass(value, msgspec.Struct | Enum) or is_dataclass(value) or is_typeddict(value) or is_model(value)
-    )
-    return is_contract and "<" not in value.__qualname__
+    is_enum = isinstance(value, type) and issubclass(value, Enum)
+    return (is_enum or is_class_with_fields(value)) and "<" not in value.__qualname__
 
 
 def _file(owner: Any) -> str:

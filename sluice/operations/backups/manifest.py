@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.errors import DamagedState, StateError
+from sluice.errors import DamagedState, StateError, sentence
 from sluice.settings import sqlite_url
 from sluice.state.model import OfGeneration
 from sluice.support.file_modes import make_file
@@ -62,7 +62,7 @@ def file_errors(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StateError(
-            f"{doing} failed: {error}.",
+            f"{doing} failed: {sentence(error)}",
             next_step="Check the folder's permissions and the free space, then try again.",
         ) from error
 
@@ -104,7 +104,7 @@ def read(folder: Path) -> Manifest:
             )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedState(f"{folder / _NAME} is damaged: {error}.", next_step=_OTHER_BACKUP) from None
+        raise DamagedState(f"{folder / _NAME} is damaged: {sentence(error)}", next_step=_OTHER_BACKUP) from None
     present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
     missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
     altered = [name for name in sorted(present & {*manifest.files}) if _digest(folder / name) != manifest.files[name]]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import SluiceError, TopologyError, sentence
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
@@ -71,7 +71,7 @@ def import_isolated(
             check=True,
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise TopologyError(f"The helper process that imports the pipelines' files failed: {error}.") from None
+        raise TopologyError(f"The helper process that imports the pipelines' files failed: {sentence(error)}") from None
     return dict(zip(files, msgspec.json.decode(process.stdout, type=list[Outcome]), strict=True))
 
 

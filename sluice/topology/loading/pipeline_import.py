@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from sluice.errors import SluiceError, TopologyError, error_text
+from sluice.errors import SluiceError, TopologyError, error_text, sentence
 from sluice.topology.loading.import_advice import next_step as import_next_step
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module
@@ -65,9 +65,9 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
     except BaseException as error:
         # The text of a SyntaxError repeats the file and line, and its `msg` does not.
         text = error.msg if isinstance(error, SyntaxError) else error_text(error)
-        cause = f"{type(error).__name__}: {text}".rstrip(": ").removesuffix(".")
+        cause = f"{type(error).__name__}: {text}".rstrip(": ")
         raise TopologyError(
-            f"{_place(file, error)} cannot be imported: {cause}.",
+            f"{_place(file, error)} cannot be imported: {sentence(cause)}",
             next_step=import_next_step(error, file),
         ) from error
 

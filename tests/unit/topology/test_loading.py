@@ -184,6 +184,18 @@ WRONG = {
         GOOD.format(name="one").replace('.group_by("shop")', ""),
         r"a\.py:9 .*no attribute 'count'\. Group the records first: group_by\(\.\.\.\)\.count\(\.\.\.\)\.",
     ),
+    "a method of grouped streams on a grouped table": (
+        GOOD.format(name="one")
+        + "pipeline.table('shops', value=Sale).group_by('shop').aggregate_batch(int, sum, store='total')",
+        r"a\.py:10 .*no attribute 'aggregate_batch'\. aggregate_batch is a method of GroupedStream\. "
+        r"Did you mean aggregate\?",
+    ),
+    "a method of grouped streams on cogrouped streams": (
+        GOOD.format(name="one") + "sales = pipeline.stream('more', value=Sale).group_by('shop').cogroup(n='count(*)')\n"
+        "sales.aggregate_batch(int, store='total')",
+        r"a\.py:11 .*no attribute 'aggregate_batch'\. aggregate_batch is a method of GroupedStream\. "
+        r"Did you mean aggregate\?",
+    ),
     "a processor used as a stream": (
         GOOD.format(name="one")
         + "class Keep:\n def init(self, context): pass\n def process(self, record): pass\n"
@@ -201,7 +213,7 @@ WRONG = {
     ),
     "an error whose text has no UTF-8": (
         "raise ValueError('\\udc80')",
-        r"a\.py:1 cannot be imported: ValueError: \?\.$",
+        r"a\.py:1 cannot be imported: ValueError: \?$",
     ),
     "no Python": (
         "pipeline =",
