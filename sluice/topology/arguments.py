@@ -27,7 +27,10 @@ def require_instance(where: str, value: Any, types: type | tuple[type, ...], exp
 def require_at_least(where: str, name: str, value: int | None, minimum: int) -> None:
     """Raise TopologyError if `value` is below `minimum`; None is allowed."""
     if value is not None and value < minimum:
-        raise TopologyError(f"{where}: {name} is {value}; it must be at least {minimum}.")
+        raise TopologyError(
+            f"{where}: {name} is {value}; it must be at least {minimum}.",
+            next_step=f"Correct the value of {name}.",
+        )
 
 
 def require_zone(where: str, zone: str) -> None:

@@ -115,7 +115,9 @@ def _accepts(
 ) -> bool:
     if not callable(function):
         given = f"{type(function).__name__}: {function!r}"
-        advice = "" if arguments else f"Pass a function without parameters: lambda: {function!r}."
+        advice = f"Pass a function without parameters: lambda: {function!r}."
+        if arguments:
+            advice = "Pass the function itself, not its result."
         raise TopologyError(
             f"{where}: expected a function of ({', '.join(arguments)}), got {given}.",
             next_step=advice,

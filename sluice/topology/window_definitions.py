@@ -73,17 +73,23 @@ def hopping(
     """
     length, period = _period(size), _period(advance)
     shift, grace_ms = _period(offset), milliseconds(grace)
+    where = f"hopping({length}, every {period}) at {source_line()}"
+    _require_length(where, "size", length.count)
+    _require_length(where, "advance", period.count)
     if zone is None and length.unit == period.unit == "ms" and not shift.count:
+        if period.ms > length.ms:
+            raise TopologyError(
+                f"{where}: with an advance above the size, records between two windows would be in no window.",
+                next_step=f"Make the advance at most {length}.",
+            )
         window = Window(length.ms, grace_ms, period.ms)
-        if not 0 < window.advance_ms <= window.size_ms:
-            raise TopologyError(f"{window} at {source_line()}: the advance must be at least 1 ms and at most the size.")
         _require_few_windows(window, window.overlap)
         return _valid_window(window)
     # Months differ in length, so a size in days is no whole number of advances in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
-    if part <= 0 or whole < part or whole % part:
+    if whole < part or whole % part:
         raise TopologyError(
-            f"hopping({length}, every {period}) at {source_line()}: the size must be a whole number of advances.",
+            f"{where}: the size must be a whole number of advances.",
             next_step='Write for example hopping("7 days", advance="1 day", zone="Europe/Berlin").',
         )
     zone = "UTC" if zone is None else zone
@@ -116,9 +122,9 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     A record that is at most `gap` apart from two sessions joins them into one.
     """
     window = SessionWindow(milliseconds(gap), milliseconds(grace))
-    if window.gap_ms < 1 or window.grace_ms < 0:
-        at = source_line()
-        raise TopologyError(f"{window} at {at}: gap must be at least 1 ms, and grace at least 0.")
+    where = f"{window} at {source_line()}"
+    _require_length(where, "gap", window.gap_ms)
+    _require_grace(where, window.grace_ms)
     return window
 
 
@@ -132,8 +138,7 @@ def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: 
     where = f"custom_windows at {source_line()}"
     require_callable(where, function, "time")
     window = CustomWindow(Reference(function), milliseconds(grace))
-    if window.grace_ms < 0:
-        raise TopologyError(f"{where}: grace must be at least 0.")
+    _require_grace(where, window.grace_ms)
     return window
 
 
@@ -162,7 +167,10 @@ _MOST_LAST_RECORDS = 10_000
 def _valid_count(window: CountWindow) -> CountWindow:
     where, number = f"{window} at {source_line()}", window.records
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise TopologyError(f"{where}: the number of records must be an int of at least 1.")
+        raise TopologyError(
+            f"{where}: the number of records must be an int of at least 1.",
+            next_step="Write for example every_records(10) or last_records(10).",
+        )
     if window.slides and number > _MOST_LAST_RECORDS:
         raise TopologyError(
             f"{where}: a window of the last records has at most {_MOST_LAST_RECORDS:,} records.",
@@ -188,10 +196,13 @@ def within(
         milliseconds(size if after is None else after),
         milliseconds(grace),
     )
-    if window.before_ms + window.after_ms < 0 or window.grace_ms < 0:
+    where = f"{window} at {source_line()}"
+    if window.before_ms + window.after_ms < 0:
         raise TopologyError(
-            f"{window} at {source_line()}: the window must not end before it starts, and grace must be at least 0."
+            f"{where}: the window ends before it starts.",
+            next_step='Write for example within("5 minutes"), or within(before="0 s", after="5 minutes").',
         )
+    _require_grace(where, window.grace_ms)
     return window
 
 
@@ -212,20 +223,40 @@ W = TypeVar("W", Window, SlidingWindow)
 
 
 def _valid_window(window: W) -> W:
-    if window.size_ms <= 0 or window.grace_ms < 0:
-        at = source_line()
-        raise TopologyError(f"{window} at {at}: the size must be above 0 and grace at least 0.")
+    where = f"{window} at {source_line()}"
+    _require_length(where, "size", window.size_ms)
+    _require_grace(where, window.grace_ms)
     return window
+
+
+def _require_length(where: str, name: str, length: int) -> None:
+    if length <= 0:
+        raise TopologyError(
+            f"{where}: the {name} must be above 0.",
+            next_step=f'Write for example {name}="5 minutes".',
+        )
+
+
+def _require_grace(where: str, grace_ms: int) -> None:
+    if grace_ms < 0:
+        raise TopologyError(
+            f"{where}: grace must be at least 0.",
+            next_step='Write how long after its end a window accepts records, such as grace="15 seconds", or leave '
+            "grace out.",
+        )
 
 
 def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
     where = f"{window} at {source_line()}"
     period, offset = window.period, window.offset
-    if period.count <= 0 or window.grace_ms < 0:
-        raise TopologyError(f"{where}: the size must be above 0 and grace at least 0.")
+    _require_length(where, "size", period.count)
+    _require_grace(where, window.grace_ms)
     arguments.require_zone(where, window.zone)
     if period.ms % 1_000 or offset.ms % 1_000:
-        raise TopologyError(f"{where}: windows of a time zone begin at whole seconds.")
+        raise TopologyError(
+            f"{where}: windows with a zone or an offset begin at whole seconds.",
+            next_step="Write the size and the offset in seconds, or leave zone and offset out.",
+        )
     if offset.months and not period.months:
         raise TopologyError(
             f"{where}: an offset of months needs windows of months or years.",
@@ -233,7 +264,10 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
         )
     shortest_ms = period.ms or period.months * _SHORTEST_MONTH_DAYS * _UNITS["day"]
     if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
-        raise TopologyError(f"{where}: the offset must be at least 0 and shorter than a window.")
+        raise TopologyError(
+            f"{where}: the offset must be at least 0 and shorter than a window.",
+            next_step='Write for example tumbling("1 day", offset="18 hours") for days that begin at 18:00.',
+        )
     longest = CalendarWindow(Period(_MOST_YEARS, "year"), window.zone)
     if window.longest_ms > longest.longest_ms:
         raise TopologyError(
@@ -260,7 +294,14 @@ _CALENDAR_SIZE = re.compile(r"([0-9]+)\s*(week|month|year)s?")
 def milliseconds(duration: Duration) -> int:
     """A duration in whole milliseconds. Raises TopologyError for anything else, such as a number without a unit."""
     if isinstance(duration, timedelta):
-        return _within_limit(duration, duration // timedelta(milliseconds=1))
+        ms, rest = divmod(duration, timedelta(milliseconds=1))
+        _within_limit(duration, ms)
+        if rest:
+            raise TopologyError(
+                f"{duration!r} at {source_line()} is no whole number of milliseconds.",
+                next_step=f"Write for example timedelta(milliseconds={max(ms, 1)}).",
+            )
+        return ms
     text = str(duration).strip().lower()
     # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a plural.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
