@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from sluice.operators.exact_sums import Exact
 from sluice.values import contract_parts, contract_values, pydantic_models
+from sluice.values.contract_values import with_sorted_sets, with_time_texts
 from sluice.values.json_limits import (
     MOST_LEVELS,
     MOST_UNTYPED_BYTES,
@@ -44,7 +45,7 @@ _encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string", enc_hoo
 
 def to_json(value: Any) -> str:
     """Encode as JSON text. Raises ValueError for NaN and infinity, which JSON cannot express."""
-    return _to_json(value).decode()
+    return _to_json(with_time_texts(with_sorted_sets(value))).decode()
 
 
 def _to_json(value: Any) -> bytes:
@@ -80,11 +81,14 @@ class Declared:
         self._is_known = kind is not Any and kind is not None
         self._validate = pydantic_models.validator(kind) if has_models(kind) else None
         self._store = storer(kind) if self._is_known and is_converted(kind) else None
-        self._plain = kind if kind in IMMUTABLE else None
+        self._plain = kind if kind in IMMUTABLE and kind is not datetime else None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # msgspec may leave out the defaults of a Struct, but later steps read every field.
-        leaves_out = self._is_known and contract_values.needs_plain_data(kind)
-        self._encode = _encode_fields if leaves_out else _encode_json
+        # msgspec may leave out the defaults of a Struct, for example, but later steps read every field.
+        if self._is_known and contract_values.needs_plain_data(kind):
+            self._encode = _encode_fields
+        else:
+            has_times = self._is_known and contract_values.has_times(kind)
+            self._encode = _encode_times if has_times else _encode_json
         self._may_hold_sets = not self._is_known or contract_values.may_hold_sets(kind)
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
         parts = contract_parts.parts_of(kind) if self._is_known else []
@@ -112,9 +116,10 @@ class Declared:
             _require_names(value)
             return self.typed_json(self.accepted(value))
         value = self.accepted(value)
-        data = _to_json(value)
         if not self._is_known:
-            return _checked_untyped(value, data)
+            value = with_time_texts(value)
+            return _checked_untyped(value, _to_json(value))
+        data = _to_json(value)
         if type(value) is self._plain:
             return self._checked(value, data)
         if self._check_amounts is not None:
@@ -129,19 +134,20 @@ class Declared:
         if not self._is_known:
             return self.json(value)
         if self._store is not None:
-            value = self._store(value)
+            # The texts of a value of type Any are made here, and all other texts by `_encode`.
+            value = self._store(with_time_texts(value))
         data = self._encode(value)
         _refuse_infinite(value, data)
         return self._checked(value, data)
 
     def accepted(self, value: Any) -> Any:
-        """A value from the author, as Sluice stores it: pydantic turns dicts into models, and sets become lists.
+        """A value from the author in the form in which Sluice stores it: with lists in place of sets, for example.
 
-        pydantic turns dicts into models only if the type has models.
+        If the type has models, pydantic turns dicts into models.
         """
         if self._validate is not None:
             value = self._validate(value)
-        return contract_values.with_sorted_sets(value) if self._may_hold_sets else value
+        return with_sorted_sets(value) if self._may_hold_sets else value
 
     def _checked(self, value: Any, data: bytes) -> str:
         refuse_long_strings(data)
@@ -224,7 +230,12 @@ def _other_type(value: Any, decoded: Any) -> str | None:
 
 def _encode_fields(value: Any) -> bytes:
     """Encode as JSON with all fields by name, although a Struct may leave out defaults or names."""
-    return _encode_json(contract_values.plain_data(value))
+    return _encode_times(contract_values.plain_data(value))
+
+
+def _encode_times(value: Any) -> bytes:
+    """Encode as JSON in which times look as SQL writes them. Times without a zone are in UTC."""
+    return _encode_json(with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal)), UTC))
 
 
 def _encode_hook(value: Any) -> Any:

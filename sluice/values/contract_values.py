@@ -1,9 +1,9 @@
-"""Converts values of contracts to JSON data. Unlike msgspec, writes every field, and sorts sets."""
+"""Converts values to JSON data. Unlike msgspec, writes every field, sorts sets, and writes times as SQL does."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
@@ -80,6 +80,11 @@ def needs_plain_data(kind: Any) -> bool:
     return any(map(differs, types_within(kind)))
 
 
+def has_times(kind: Any) -> bool:
+    """Whether values of this type may contain times."""
+    return any(isinstance(part, inspect.DateTimeType) for part in types_within(kind))
+
+
 def has_dicts(kind: Any) -> bool:
     """Whether values of this type may contain dicts."""
     return any(isinstance(part, inspect.DictType) for part in types_within(kind))
@@ -100,30 +105,60 @@ def with_sorted_sets(value: Any) -> Any:
 
     The order of a set changes from process to process, but a repeated batch must write the same JSON.
     """
-    if not _has_sets(value):
+    return _replaced(value, (set, frozenset), lambda items: sorted_items(map(with_sorted_sets, items)))
+
+
+def with_time_texts(value: Any, zone: tzinfo | None = None) -> Any:
+    """A copy of the value, with each time as the text that SQL writes in JSON; the value itself if it contains no time.
+
+    `zone` is the zone of times without a zone; if it is None, their texts have no zone.
+    """
+    return _replaced(value, (datetime,), lambda time: _time_text(time if time.tzinfo else time.replace(tzinfo=zone)))
+
+
+def _time_text(time: datetime) -> str:
+    if time.tzinfo is None:
+        return time.isoformat(timespec="microseconds")
+    in_utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+    return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def _replaced(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
+    """A copy of the value in which the parts of these kinds are replaced; the value itself if it has no such part."""
+    return _copied(value, kinds, replace) if _holds(value, kinds) else value
+
+
+def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
+    # This is called for each part of each result, and these types are by far the most frequent.
+    if type(value) in _PLAIN:
+        return False
+    return isinstance(value, kinds) or any(_holds(inner, kinds) for inner in values_within(value))
+
+
+def _copied(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
+    if type(value) in _PLAIN:
         return value
-    match value:
-        case set() | frozenset():
-            return sorted_items(map(with_sorted_sets, value))
-        case list() | tuple():
-            return [*map(with_sorted_sets, value)]
-        case dict():
-            return {name: with_sorted_sets(inner) for name, inner in value.items()}
-        # A copy of the model would be encoded with the declared type of its fields, again as a set.
-        case _ if is_model(type(value)):
-            return with_sorted_sets(plain_model(value))
-    changed = copy(value)
-    for name, inner in _fields_of(value).items():
+    if isinstance(value, kinds):
+        return replace(value)
+    if isinstance(value, dict):
+        return {name: _copied(inner, kinds, replace) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_copied(item, kinds, replace) for item in value]
+    # A copy of the model would be encoded with the declared types of its fields, again as a set.
+    if is_model(type(value)):
+        return _copied(plain_model(value), kinds, replace)
+    fields = _fields_of(value)
+    changed = copy(value) if fields else value
+    for name, inner in fields.items():
         # Frozen instances can be changed only in this way.
         if isinstance(value, msgspec.Struct):
-            msgspec.structs.force_setattr(changed, name, with_sorted_sets(inner))
+            msgspec.structs.force_setattr(changed, name, _copied(inner, kinds, replace))
         else:
-            object.__setattr__(changed, name, with_sorted_sets(inner))
+            object.__setattr__(changed, name, _copied(inner, kinds, replace))
     return changed
 
 
-def _has_sets(value: Any) -> bool:
-    return isinstance(value, set | frozenset) or any(map(_has_sets, values_within(value)))
+_PLAIN = frozenset({str, int, float, bool, type(None), Decimal})
 
 
 def values_within(value: Any) -> Iterable[Any]:
@@ -136,7 +171,7 @@ def values_within(value: Any) -> Iterable[Any]:
 def _fields_of(value: Any) -> dict[str, Any]:
     """The fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
     if isinstance(value, msgspec.Struct):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
+        return msgspec.structs.asdict(value)
     if is_model(type(value)):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -177,7 +177,7 @@ def test_functions_and_states_get_the_decoded_value(drive: Drive) -> None:
     assert raw(driver, "checked") == [checked_once] * 2
     again = f'{{"sensor":"s",{at},"extra":{WRITTEN_BIG},"tags":{{"x":{WRITTEN_BIG},"y":null}}}}'
     assert raw(driver, "before") == [None, again]
-    assert raw(driver, "reduced") == [again.replace(".000000Z", "Z")] * 2
+    assert raw(driver, "reduced") == [again] * 2
     assert driver.store("last") == {"s": {"reading": {**driver.store("reduced")["s"]}}}
     assert raw(driver, "names") == [f'"opened by {decoded}"', '"paid 2.50"']
     assert raw(driver, "cookies") == [f"[{WRITTEN_BIG},1.5,null]"]

@@ -348,7 +348,7 @@ def test_rows_of_postgresql_are_read(postgres: str) -> None:
         found = {record.value["left"]["shop"]: record.value["right"] for record in driver.output("found")}
     row = {
         "city": "Goa",
-        "opened": "2026-01-02T03:04:05Z",
+        "opened": "2026-01-02T03:04:05.000000Z",
         "size": 12.5,
         "tags": ["tea", "pots"],
         "note": {"floors": 2},

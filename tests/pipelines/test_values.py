@@ -373,6 +373,41 @@ def test_all_tables_have_the_same_form_of_a_value(drive: Drive) -> None:
     assert [record.value for record in driver.output("found")] == ["a"]
 
 
+class KeepForms:
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Form]) -> None:
+        self.context.store("kept").put("form", record.value)
+        self.context.forward(record.key, record.value)
+
+
+@pytest.mark.parametrize("at", ["2024-01-01T10:00:00Z", "2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00"])
+def test_a_time_has_the_same_text_whatever_has_computed_it(drive: Drive, at: str) -> None:
+    pipeline = Pipeline("times", workers=1)
+    forms = pipeline.stream("forms", value=Form)
+    forms.map_values("at").to("expression", value=str)
+    forms.map_values(lambda form: form.at, returns=datetime).to("function", value=str)
+    forms.map_values(lambda form: form, returns=Form).map_values("at").to("form_of_function", value=str)
+    forms.process(KeepForms, stores={"kept": Form}, returns=Form).output.map_values("at").to("processor", value=str)
+    by_key = forms.group_by_key()
+    by_key.aggregate(store="sql", at="last(at)")
+    by_key.aggregate(lambda: datetime(1970, 1, 1), lambda last, form: form.at, store="time", returns=datetime)
+    by_key.reduce(lambda last, form: form, store="form")
+    by_key.reduce(lambda last, form: form, store="changes").to("changes")
+    driver = drive(pipeline)
+    for _ in range(2):
+        driver.pipe("forms", {"word": "a", "at": at, "sizes": [1]}, key="k")
+        driver.commit()
+    text = "2024-01-01T10:00:00.000000Z"
+    for topic in ("expression", "function", "form_of_function", "processor"):
+        assert [record.value for record in driver.output(topic)] == [text, text], topic
+    assert [record.value["at"] for record in driver.output("changes")] == [text, text]
+    stores = {name: driver.store(name)["k"] for name in ("sql", "time", "form", "kept")}
+    assert stores["time"] == text
+    assert [stores["sql"]["at"], stores["form"]["at"], stores["kept"]["form"]["at"]] == [text] * 3
+
+
 def spoil(sale: Sale) -> Sale:
     """Changes its argument, and returns it."""
     sale.tags.append("spoilt")
