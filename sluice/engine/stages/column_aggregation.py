@@ -222,8 +222,17 @@ class ColumnAggregation:
             return records.rows
         windows = spread_windows(self.window, records.line, records.places, records.neighbourhoods)
         values = table.column("value").take(pa.array(records.rows)).combine_chunks()
-        order = _ranks(sorted_indices(table))[records.rows] if self.functions.picks else None
+        # Results of sessions have no headers, as in Kafka Streams.
+        has_headers = self._sends_headers(table) and not isinstance(self.window, SessionWindow)
+        # Sorting takes long, and only picked values and headers depend on the order of the records.
+        is_ordered = self.functions.picks or has_headers
+        in_order = sorted_indices(table) if is_ordered else np.arange(len(table))
+        order = _ranks(in_order)[records.rows]
         aggregates = self.functions.aggregates(values, windows, order)
+        headers = pa.nulls(len(windows), pa.string())
+        if has_headers:
+            last_rows = in_order[windows.over_ranges(np.maximum, order)]
+            headers = table.column("headers").take(pa.array(last_rows)).combine_chunks()
         results = WindowResults(
             records.key_texts,
             windows.keys,
@@ -231,7 +240,7 @@ class ColumnAggregation:
             windows.ends,
             records.line.times(records.places[windows.behind - 1]),
             aggregates.results(),
-            self._last_headers(table, records, windows),
+            headers,
         )
         is_merged = self._merge_with_held(records, windows, aggregates, results, output)
         self._hold(results, aggregates, ~is_merged)
@@ -283,14 +292,6 @@ class ColumnAggregation:
                 return starts, starts
             case Window() | CalendarWindow():  # its bounds do not depend on other windows
                 return starts[:0], starts[:0]
-
-    def _last_headers(self, table: pa.Table, records: Records, windows: WindowRanges) -> pa.Array:
-        """The headers of each window's last record. Results of sessions have no headers, as in Kafka Streams."""
-        if isinstance(self.window, SessionWindow) or not self._sends_headers(table):
-            return pa.nulls(len(windows), pa.string())
-        in_order = sorted_indices(table)
-        last_rows = in_order[windows.over_ranges(np.maximum, _ranks(in_order)[records.rows])]
-        return table.column("headers").take(pa.array(last_rows)).combine_chunks()
 
     def _merge_with_held(
         self,
