@@ -35,6 +35,12 @@ class NeedsSparkError(Exception):
         self.step = step
 
 
+UNDECLARED = "the type of the results is unknown. returns= declares it"
+"""Why only Spark reads the results of a function: without a type, they are VARIANTs."""
+_UNDECLARED_RESULT = re.compile(r"parse_json\([rx]\d+\.value\)")
+"""The SQL of such results, as `Shape.value_sql` writes it."""
+
+
 @dataclass(frozen=True)
 class TypedFallibleExpression:
     """A fallible expression with the types of its parts."""
@@ -114,6 +120,8 @@ def _typed_layer(
             elif column.position:
                 explosion = _explosion(column, types_before)
                 types |= explosion.column_types
+            elif _UNDECLARED_RESULT.fullmatch(column.sql):
+                raise NeedsSparkError(UNDECLARED)
             else:
                 expression = on_arrow(column.sql, types_before)
                 columns.append((column.name, expression))

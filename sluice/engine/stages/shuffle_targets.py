@@ -17,7 +17,7 @@ from sluice.engine.stages.job_stages import Stages, kinds_by_name
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.python_calls import functions_of
 from sluice.plan import Column, Edge
-from sluice.plan.arrow_support import NeedsSparkError, types_of
+from sluice.plan.arrow_support import UNDECLARED, NeedsSparkError, types_of
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import row_order
@@ -116,7 +116,7 @@ class ShuffleTargets:
         results = []
         for operator, column in stages.results(number):
             if not stages.types[column]:
-                raise NeedsSparkError(f"{operator.step} has results of an unknown type")
+                raise NeedsSparkError(f"{operator.step}: {UNDECLARED}")
             types[column] = canonical(stages.types[column])
             kind, output = arrow_type(types[column]), operator.output_of(column)
             results.append(StageResult(operator.number, column, kind, output))
