@@ -59,14 +59,14 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
-            table = nodes.is_table(node.parent)
             return Aggregate(
                 node.window,
                 functions,
                 tuple(node.columns),
                 node.scalar,
                 plain,
-                table,
+                nodes.is_table(node.parent),
+                nodes.subtracts(node),
                 node.retention_ms,
                 node.emit,
                 node.history_ms,
@@ -75,7 +75,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), node.retention_ms, node.emit, node.history_ms,
+                nodes.is_table(node.parent), nodes.subtracts(node), node.retention_ms, node.emit, node.history_ms,
                 _cogrouped(node), python.takes_list,
             )  # fmt: skip
         case nodes.Merge():
@@ -258,9 +258,8 @@ def joins_versions(node: nodes.Node) -> bool:
 def needs_retractions(node: nodes.Node) -> bool:
     """Whether the node needs the old values of its input table."""
     match node:
-        case nodes.Aggregate(parent=parent):
-            # An aggregate of a table subtracts the old row and adds the new row.
-            return nodes.is_table(parent)
+        case nodes.Aggregate():
+            return nodes.subtracts(node)
         case nodes.Join(kind=kind):
             # When a row's foreign key changes, the join deletes the row under the old foreign key.
             return kind == "foreign-key"

@@ -123,7 +123,7 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "windows over several topics close when all topics have reached their end"
     if window is not None and not isinstance(window, TimeWindow):
         return f"{str(window).split('(')[0]} windows depend on the records"
-    if nodes.is_table(node.parent):
+    if nodes.subtracts(node):
         return "subtracts a table's old values"
     if is_behind:
         return "follows a step that needs each key's records in order"

@@ -28,8 +28,10 @@ class Aggregate:
     """Whether the store's value is the value of its only column."""
     plain: bool
     """Whether each column is one function's result, without further computation."""
+    of_table: bool
+    """Whether the input is a table."""
     subtracts: bool
-    """Whether the input is a table, whose old values are subtracted."""
+    """Whether the rows of the input table change, so that their old values are subtracted."""
     retention_ms: int | None
     emit: EmitStrategy = "every"
     history_ms: int | None = None
@@ -49,6 +51,7 @@ class PythonAggregate:
     returns: Reference | None
     shape: Shape
     """The shape of the results."""
+    of_table: bool
     subtracts: bool
     retention_ms: int | None
     emit: EmitStrategy = "every"

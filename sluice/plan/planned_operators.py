@@ -48,6 +48,8 @@ class Edge:
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     has_old_values: bool = False
     """Whether the edge includes a table's old values."""
+    leaves_out_nulls: bool = False
+    """Whether the edge leaves out rows without a value."""
     requires_key: bool = True
     """Whether only records with a key advance stream time."""
     requires_value: bool = False

@@ -243,6 +243,7 @@ class StagePlanner:
             is_json=is_json,
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
+            leaves_out_nulls=_leaves_out_nulls(node, side),
             requires_key=not is_of_processor,
             requires_value=requires_value(node, side),
             # In Kafka Streams, every record that a task reads advances the time of punctuators.
@@ -337,9 +338,7 @@ class StagePlanner:
         # only some of the next steps take.
         if edge.stage and not edge.has_old_values:
             passed += " AND NOT old"
-        # There is nothing to subtract for a row that did not exist, and
-        # nothing to add for a deleted row.
-        if edge.has_arguments and edge.has_old_values:
+        if edge.leaves_out_nulls:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)
 
@@ -372,6 +371,9 @@ class StagePlanner:
 
 def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether any consumer of the node's results also needs the old values."""
+    # As in Kafka Streams, the final result of a window has no old value.
+    if nodes.only_adds(node):
+        return False
     for child in children(pipeline, node):
         if needs_retractions(child) and node is nodes.parents(child)[0]:
             return True
@@ -438,6 +440,15 @@ def _expires_at(node: nodes.Node, side: int) -> str | None:
     if isinstance(node, nodes.ToTable) and side == LEFT and node.expiry is not None:
         return node.expiry.at_ms
     return None
+
+
+def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
+    """Whether an edge into an aggregate of a table leaves out null values.
+
+    There is nothing to subtract for a row that did not exist, and nothing to add for a row that is deleted or filtered
+    out.
+    """
+    return isinstance(node, nodes.Aggregate) and side == LEFT and nodes.is_table(node.parent)
 
 
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:

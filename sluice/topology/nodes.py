@@ -517,6 +517,22 @@ def is_table(node: Node) -> bool:
             return False
 
 
+def only_adds(table: Node) -> bool:
+    """Whether a table only gets new rows, which never change: the final results of windows, mapped or filtered."""
+    match table:
+        case Suppress():
+            return table.until == "window_final" and table.early_ms is None
+        case Filter() | Select() | MapValues() | Apply():
+            return only_adds(table.parent)
+        case _:
+            return False
+
+
+def subtracts(aggregate: Aggregate) -> bool:
+    """Whether an aggregate subtracts the old values of the rows that it aggregates."""
+    return is_table(aggregate.parent) and not only_adds(aggregate.parent)
+
+
 def computes_rows(node: Node) -> bool:
     """Whether each row of a node's table is computed from one row of its input, without a state."""
     return isinstance(node, Filter | Select | MapValues | Apply) and is_table(node)

@@ -15,7 +15,7 @@ from sluice.engine.batch.rejections import describe_error
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.lookups.connections import Connection
-from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, RowsAggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Calculation, Cogrouped, Custom, Functions
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
@@ -99,6 +99,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 action.window,
                 action.emit,
                 action.history_ms,
+                of_table=action.of_table,
                 retracts=retracts,
                 only_last=only_last,
             )
@@ -208,10 +209,13 @@ def _aggregate(
     emit: EmitStrategy,
     history_ms: int | None,
     *,
+    of_table: bool,
     retracts: bool,
     only_last: bool,
 ) -> Operator[Any]:
     match window:
+        case None if of_table:
+            return RowsAggregate(calculation(), retracts=retracts, only_last=only_last)
         case None:
             return Aggregate(calculation(), history_ms=history_ms, retracts=retracts, only_last=only_last)
         case SlidingWindow():

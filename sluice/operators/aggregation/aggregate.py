@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +45,9 @@ class BaseAggregation:
     `retracts`: the next operator subtracts old values, so the old value is sent before the new value.
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     """
+
+    replaces_initial: ClassVar[bool] = True
+    """Whether the old value of a window's first result is the aggregate of no records, as in Kafka Streams."""
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class BaseAggregation:
         else:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
-        # As in Kafka Streams, the old value of a window's first result
-        # is the aggregate of no records, or the copied aggregate.
-        old = calculation.result(aggregate) if self.retracts else None
+        # A sliding window that begins as a copy replaces the copied aggregate.
+        has_old = self.retracts and (stored is not None or self.replaces_initial)
+        old = calculation.result(aggregate) if has_old else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
         if self.only_last:
@@ -312,6 +315,13 @@ class Aggregate(Timeless, Aggregation):
     def _time_of(self, state: Windows, row: Row) -> int:
         """The time of the result that includes the row."""
         return max(state[0][0], row.time) if state else row.time
+
+
+class RowsAggregate(Aggregate):
+    """One aggregate per group of a table whose rows never change, so no old value is subtracted."""
+
+    # As in Kafka Streams, the first result of a group of a table's rows has no old value.
+    replaces_initial = False
 
 
 _MOST_VALUES = 10_000

@@ -85,12 +85,19 @@ def q4(events: Sequence[Event]) -> Results:
 
 
 def q5(events: Sequence[Event]) -> Results:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for bid in _bids(events):
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
+    bids = _bids(events)
+    for bid in bids:
         newest = bid.at - bid.at % TWO_SECONDS
         for start in range(newest, newest - TEN_SECONDS, -TWO_SECONDS):
-            counts[str(start)][str(bid.auction)] += 1
-    return {start: max(of_window.values()) for start, of_window in counts.items()}
+            counts[start][str(bid.auction)] += 1
+    most: dict[str, dict[str, Any]] = {}
+    for start, of_window in counts.items():
+        if start + TEN_SECONDS <= bids[-1].at:
+            # Of several auctions with the most bids, the one whose key sorts last comes last.
+            number, auction = max((number, auction) for auction, number in of_window.items())
+            most[str(start)] = {"bids": number, "auction": auction}
+    return most
 
 
 def q6(events: Sequence[Event]) -> Results:

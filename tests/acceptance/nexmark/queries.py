@@ -80,23 +80,13 @@ def q4(name: str) -> Pipeline:
 
 
 def q5(name: str) -> Pipeline:
-    """The auctions with the most bids in windows of ten seconds, every two seconds."""
+    """The auction with the most bids in windows of ten seconds, every two seconds, once a window has closed."""
     pipeline, stream = _query(name)
-    counts = stream("bids").group_by("auction").windowed_by(hopping("10 seconds", advance="2 seconds"))
-    bids = counts.count(store="bids_of_auction").select(auction="_key", bids="value", start="_window_start")
-    bids.group_by("unix_millis(_window_start)").aggregate(
-        dict, _enter_bids, _leave_bids, store="results", returns=dict[str, int]
-    )
+    windows = hopping("10 seconds", advance="2 seconds")
+    counts = stream("bids").group_by("auction").windowed_by(windows, emit="window_close").count(store="bids_of_auction")
+    of_window = counts.group_by("unix_millis(_window_start)")
+    of_window.aggregate(store="results", bids="max(value)", auction="max_by(_key, value)")
     return pipeline
-
-
-def _enter_bids(counts: dict[str, int], row: Any) -> dict[str, int]:
-    """Keep the counts of a window's auctions; the most are read from them."""
-    return counts | {row["auction"]: row["bids"]}
-
-
-def _leave_bids(counts: dict[str, int], row: Any) -> dict[str, int]:
-    return {auction: bids for auction, bids in counts.items() if auction != row["auction"]}
 
 
 class Closed(Struct):

@@ -30,8 +30,6 @@ def results_of(name: str, driver: TopologyTestDriver) -> Any:
         return {record.key: record.value for record in driver.output("results")}
     if "results" not in driver.pipeline.sinks:
         store = driver.store("results")
-        if name == "q5":
-            return {start: max(counts.values()) for start, counts in store.items()}
         if name == "q12":
             return sum((Counter({key: bids}) for (key, _, _), bids in store.items()), Counter())
         return store

@@ -411,6 +411,16 @@ def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
         assert plan(after, without=names_of_added).job == plan(before).job, kept
 
 
+def test_final_results_have_no_old_values_so_only_last_results_matter() -> None:
+    windows = sales().group_by_key().windowed_by(tumbling("1 minute"), emit="window_close")
+    counts = windows.count(store="counts").filter("value > 1")
+    counts.group_by("_window_start").count(store="shops")
+    made = planned(pipeline_of(windows.parent))
+    assert not any(operator.retracts for operator in made.operators)
+    stores = {operator.number: operator.store for operator in made.operators}
+    assert {stores[number] for number in made.last_only_operators} == {"counts", "shops"}
+
+
 class Keyed(Struct):
     key: int
     shop: str
