@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import cost, nexmark_flink
 from sluice.kafka.topics import produce
@@ -56,7 +56,7 @@ def main(
             kafka.create_topics({"persons": 2, "auctions": 2, "bids": 2, "side_input": 1})
             with console.status(f"producing {count:,} events"):
                 produced = produce_events(kafka.bootstrap, count)
-            table = Table("query", "program", "records", "s", "records/s", "CPU s", "peak GB")
+            rows: list[str] = []
             for name in queries or QUERIES:
                 pipeline = QUERIES[name](f"nexmark_{name}")
                 records = sum(produced[topic] for topic in pipeline.topics)
@@ -71,12 +71,32 @@ def main(
                 if peer is not None and name in nexmark_flink.QUERIES:
                     costs["Flink"] = of_flink(name, peer, kafka, home / f"flink_{name}")
                 for program, figures in costs.items():
-                    rate = records / figures.wall_s
-                    row = (name, program, f"{records:,}", f"{figures.wall_s:.1f}", f"{rate:,.0f}",
-                           f"{figures.cpu_s:.1f}", f"{figures.peak_gb:.2f}")  # fmt: skip
-                    table.add_row(*row)
-                    console.print(*row)
-            Console().print(table)
+                    parts = {part: round(seconds, 1) for part, seconds in figures.cpu_by_program.items()}
+                    console.print(name, program, f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s", parts or "")
+                rows.append(_row(name, records, costs))
+            print("\n".join((*_HEAD, *rows)))
+
+
+_HEAD = (
+    "| query | records/s | Sluice s | Flink s | ratio | Sluice CPU s | Flink CPU s | ratio of CPU | Sluice GB "
+    "| Flink GB |",
+    f"| {' | '.join(['---'] * 10)} |",
+)
+
+
+def _row(name: str, records: int, costs: Mapping[str, cost.Cost]) -> str:
+    """A query's row of the table in docs/benchmarks.md, without figures of Flink if it has not run the query."""
+    title = (QUERIES[name].__doc__ or "").strip().rstrip(".")
+    sluice, flink = costs["Sluice"], costs.get("Flink")
+    wall = [f"{sluice.wall_s:.1f}", "", ""]
+    cpu = [f"{sluice.cpu_s:.1f}", "", ""]
+    memory = [f"{sluice.peak_gb:.2f}", ""]
+    if flink is not None:
+        wall[1:] = f"{flink.wall_s:.1f}", f"**{sluice.wall_s / flink.wall_s:.2f}**"
+        cpu[1:] = f"{flink.cpu_s:.1f}", f"**{sluice.cpu_s / flink.cpu_s:.2f}**"
+        memory[1:] = [f"{flink.peak_gb:.2f}"]
+    cells = [f"{name[1:]}, {title[0].lower()}{title[1:]}", f"{records / sluice.wall_s:,.0f}", *wall, *cpu, *memory]
+    return f"| {' | '.join(cells)} |"
 
 
 def of_flink(query: str, peer: Path, kafka: EmbeddedKafka, folder: Path) -> cost.Cost:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.operators.base import Operator
 
@@ -27,7 +28,8 @@ class KeyedRows:
     starts: Indices
     """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
-    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers`; see `Row`."""
+    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`), and the columns
+    `sequence` and `origin` of the rows' positions."""
     stream_times: Mapping[str, Times]
     """`before` and `after` → for each row, the stream time before and after the row. In a join of
     two streams also `left` and `right` → for each row, the side's largest event time so far."""
@@ -55,6 +57,13 @@ class KeyedRows:
     @cached_property
     def has_value(self) -> Mask:
         return validity(self.columns["value"])
+
+    @cached_property
+    def is_replaced(self) -> Mask:
+        """Mask of a table's old values that the next row replaces in the same group (see `replaced_values`)."""
+        of_last_rows = np.zeros(len(self), np.bool_)
+        of_last_rows[self.starts[1:] - 1] = True
+        return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
         """For each row, the index of the last chosen row of its key, up to this row; -1 if no such row is chosen."""
@@ -107,6 +116,22 @@ class ColumnOperator(Operator[S], Protocol[S]):
 def validity(column: pa.Array) -> Mask:
     """Mask of the values that are not null."""
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+CHANGE_OF_ROW = ("sequence", "origin", "foreign")
+"""The columns that identify a change of a table's row, for `replaced_values`."""
+
+
+def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: Mask) -> Mask:
+    """Mask of the old values that the next row replaces: both come from the same change of the same table row."""
+    if not len(is_old):
+        return is_old
+    is_same = is_old[:-1] & ~is_old[1:]
+    for name in CHANGE_OF_ROW:
+        this, following = columns[name].slice(0, len(is_old) - 1), columns[name].slice(1)
+        both_null = pc.and_(pc.is_null(this), pc.is_null(following))
+        is_same &= np.asarray(pc.fill_null(pc.equal(this, following), both_null).to_numpy(zero_copy_only=False))
+    return np.append(is_same, False)
 
 
 def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices) -> pa.Array:

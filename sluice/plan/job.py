@@ -11,9 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+from sluice.operators.aggregation.aggregate_functions import UNORDERED
 from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup, Select
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
-from sluice.plan.operator_parameters import Call, Process, PythonAggregate, TableLookup
+from sluice.plan.operator_parameters import Aggregate, Call, Process, PythonAggregate, TableLookup
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.references import Reference
@@ -346,6 +347,31 @@ class Job:
             if operator.store is None or operator.columns_read:
                 continue
             if operator.number not in others:
+                numbers.add(operator.number)
+        return frozenset(numbers)
+
+    @property
+    def operators_of_changes(self) -> frozenset[int]:
+        """The aggregates that need not send a result that equals the key's or window's previous result.
+
+        Besides their store, only aggregates of their tables read their results: aggregates whose last results alone
+        matter, with functions that such a result would not change.
+        """
+        readers: set[int] = set()
+        for operator in self.operators:
+            action = operator.action
+            subtracts = isinstance(action, Aggregate) and action.subtracts
+            if subtracts and all(name in UNORDERED for name, _, _ in action.functions):
+                readers.add(operator.number)
+        readers &= self.last_only_operators
+        others: set[int | None] = {operator.chained_to for operator in self.operators}
+        for edge in self._all_edges:
+            if edge.side != STORE and edge.target not in readers:
+                others |= edge.results_of
+        numbers: set[int] = set()
+        for operator in self.operators:
+            is_aggregate = isinstance(operator.action, Aggregate | PythonAggregate)
+            if is_aggregate and operator.retracts and operator.number not in others:
                 numbers.add(operator.number)
         return frozenset(numbers)
 

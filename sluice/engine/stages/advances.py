@@ -30,6 +30,7 @@ from sluice.engine.batch.stream_time import (
     Mask,
     advance,
 )
+from sluice.operators.columns import CHANGE_OF_ROW, replaced_values
 from sluice.plan import Edge, Job, PlannedOperator
 from sluice.plan.operator_parameters import Aggregate, PythonAggregate, Suppress
 
@@ -178,7 +179,7 @@ class ReportAdvances:
         # A table's change advances stream time once. Its old value directly precedes its new value
         # and has the same time, so an old value that the next row replaces is left out. A deleted
         # row has only the old value.
-        complete = ~is_replaced(rows, is_old)
+        complete = ~replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)
         if edge.requires_key:
             complete &= has_key
         if edge.requires_value:
@@ -206,17 +207,6 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns[name] = batch.column(name)
     is_for_edge = pc.and_(is_input, pc.invert(batch.column("emitted")))
     return pa.RecordBatch.from_pydict(columns).filter(is_for_edge)
-
-
-def is_replaced(rows: pa.Table, is_old: Mask) -> Mask:
-    """Mask of the old values that the next row replaces: both come from the same change of the same table row."""
-    this, following = rows.slice(0, len(rows) - 1), rows.slice(1)
-    is_same = is_old[:-1] & ~is_old[1:]
-    for name in ("sequence", "origin", "foreign"):
-        first, second = this.column(name), following.column(name)
-        both_null = pc.and_(pc.is_null(first), pc.is_null(second))
-        is_same &= boolean_mask(pc.fill_null(pc.equal(first, second), both_null))
-    return np.concatenate((is_same, [False]))
 
 
 def in_position_order(table: pa.Table) -> pa.Table:

@@ -61,13 +61,15 @@ def stage_operator(
     *,
     is_read: bool,
     only_last: bool,
+    only_changes: bool = False,
     connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit the types
     that the plan has found for these fields.
-    `only_last` is true if only a key's last result in a batch matters. `connections`: environment variable → the URL of
+    `only_last` is true if only a key's last result in a batch matters, and `only_changes` if a result that equals the
+    previous one does not matter. `connections`: environment variable → the URL of
     a database in which records are looked up.
     """
     only_last = only_last and not operator.by_window
@@ -78,11 +80,11 @@ def stage_operator(
         name = action.table.connection
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
-    make = _make(operator, arguments.get(operator.number, []), is_read, only_last)
+    make = _make(operator, arguments.get(operator.number, []), is_read, only_last, only_changes)
     return StageOperator(operator, partial(ByWindow, make) if operator.by_window else make)
 
 
-def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool) -> Make:
+def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool, only_changes: bool) -> Make:
     action, retracts = operator.action, operator.retracts
     match action:
         case plan.Aggregate() | plan.PythonAggregate():
@@ -92,7 +94,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 where = f"aggregate into {operator.store!r} at {operator.step.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             if action.subtracts and action.window is None:
-                return partial(_table_aggregate, calculation, retracts=retracts)
+                return partial(_table_aggregate, calculation, retracts=retracts, only_last=only_last)
             return partial(
                 _aggregate,
                 calculation,
@@ -102,6 +104,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 of_table=action.of_table,
                 retracts=retracts,
                 only_last=only_last,
+                only_changes=only_changes,
             )
         case plan.Merge():
             return Merge
@@ -199,8 +202,8 @@ def _lookup(action: plan.TableLookup, step: str, connection: Connection) -> Oper
     return Lookup(table.read, action.policy, step, action.on_missing)
 
 
-def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool) -> Operator[Any]:
-    return TableAggregate(calculation(), retracts=retracts)
+def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool, only_last: bool) -> Operator[Any]:
+    return TableAggregate(calculation(), retracts=retracts, only_last=only_last)
 
 
 def _aggregate(
@@ -212,12 +215,14 @@ def _aggregate(
     of_table: bool,
     retracts: bool,
     only_last: bool,
+    only_changes: bool,
 ) -> Operator[Any]:
+    sent = {"retracts": retracts, "only_last": only_last, "only_changes": only_changes}
     match window:
         case None if of_table:
-            return RowsAggregate(calculation(), retracts=retracts, only_last=only_last)
+            return RowsAggregate(calculation(), **sent)
         case None:
-            return Aggregate(calculation(), history_ms=history_ms, retracts=retracts, only_last=only_last)
+            return Aggregate(calculation(), history_ms=history_ms, **sent)
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, retracts=retracts)
         case CountWindow():
@@ -229,7 +234,7 @@ def _aggregate(
             is_final = emit == "window_close"
             return SessionAggregate(calculation(), window, retracts=retracts, waits_until_final=is_final)
         case Window() | CalendarWindow():
-            return WindowedAggregate(calculation(), window, retracts=retracts, only_last=only_last)
+            return WindowedAggregate(calculation(), window, **sent)
 
 
 def _calculation(

@@ -124,6 +124,7 @@ class Stages:
     def task(self, number: int) -> Stage:
         """The task that runs the operators of a stage; also records the types of their results."""
         job, only_stored = self.job, self.job.store_only_operators
+        only_changes = job.operators_of_changes
         operators = self.operators(number)
         built: list[StageOperator] = []
         for operator in operators:
@@ -135,6 +136,7 @@ class Stages:
                     self.arguments,
                     is_read=is_read,
                     only_last=only_last,
+                    only_changes=operator.number in only_changes,
                     connections=self.storage.connections,
                 )
             )

@@ -14,14 +14,13 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, due_name, wall_name
-from sluice.engine.stages.advances import is_replaced
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.releases import ClockTime, DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
-from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.columns import KeyedRows, Results, replaced_values
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.stream_join import StreamJoin
@@ -358,11 +357,9 @@ class OperatorRun:
         if not isinstance(self.operator, TableAggregate):
             return frozenset()
         # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
-        names = ("key", "old", "sequence", "origin", "foreign")
-        table = pa.table({name: rows.columns[name] for name in names})
-        keys = table.column("key")
+        keys = rows.columns["key"]
         same_key = boolean_mask(pc.fill_null(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)), False))
-        replaced = is_replaced(table, boolean_mask(table.column("old"))) & np.append(same_key, False)
+        replaced = replaced_values(rows.columns, boolean_mask(rows.columns["old"]))[:-1] & same_key
         return frozenset(np.flatnonzero(replaced).tolist())
 
     def load_copied_rows(self, rows: OperatorRows) -> None:

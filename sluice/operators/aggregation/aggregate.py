@@ -44,6 +44,7 @@ class BaseAggregation:
 
     `retracts`: the next operator subtracts old values, so the old value is sent before the new value.
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
+    `only_changes`: a result that equals the window's previous result does not matter, and is not sent.
     """
 
     replaces_initial: ClassVar[bool] = True
@@ -55,10 +56,12 @@ class BaseAggregation:
         *,
         retracts: bool = False,
         only_last: bool = False,
+        only_changes: bool = False,
     ) -> None:
         self.calculation = calculation
         self.retracts = retracts
         self.only_last = only_last
+        self.only_changes = only_changes
         self._windows_added_to: list[Any] = []
         """The windows to which the current row has been added, if `only_last`."""
 
@@ -96,10 +99,13 @@ class BaseAggregation:
             calculation.check(aggregate)
             self._windows_added_to.append(start)
             return
+        result = calculation.result(aggregate)
+        if self.only_changes and stored is not None and result == old:
+            return
         # As in Kafka Streams, the old value has the time of the new value.
         if old is not None:
             out.emit(row.key, old, time, window=window, old=True)
-        out.emit(row.key, calculation.result(aggregate), time, window=window)
+        out.emit(row.key, result, time, window=window)
 
     def _restore(self, state: Windows, before: Windows) -> None:
         """Restore the state as of the calculation's last `keep_changes`."""
@@ -118,8 +124,9 @@ class Aggregation(BaseAggregation):
         *,
         retracts: bool = False,
         only_last: bool = False,
+        only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last)
+        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, Any], None] = {}
         """The keys and windows whose result `send_last_results` has to send."""
@@ -200,8 +207,9 @@ class Aggregate(Timeless, Aggregation):
         history_ms: int | None = None,
         retracts: bool = False,
         only_last: bool = False,
+        only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last)
+        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -340,8 +348,8 @@ class TableAggregate(Timeless, BaseAggregation):
     subtracted.
     """
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False) -> None:
-        super().__init__(calculation, retracts=retracts)
+    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
+        super().__init__(calculation, retracts=retracts, only_last=only_last)
         self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
 
     def new_state(self) -> Group[Any]:
@@ -390,28 +398,111 @@ class TableAggregate(Timeless, BaseAggregation):
         out: Output,
     ) -> None:
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
-        calculation = self.calculation
-        stored = state.get(0)
-        # Kafka Streams sends nothing for a group that has never had a row.
-        if stored is None and added is None:
+        old = self.calculation.result(state[0][1]) if self.retracts and 0 in state else None
+        changed = self._changed(state.get(0), key, time, subtracted, added)
+        if changed is None:
             return
-        old = None
-        if stored is None:
+        state[0] = changed
+        time, aggregate = changed
+        if old is not None:
+            out.emit(key, old, time, old=True)
+        out.emit(key, self.calculation.result(aggregate), time)
+
+    def _changed(
+        self,
+        held: tuple[int, Any] | None,
+        key: str,
+        time: int,
+        subtracted: str | None,
+        added: str | None,
+    ) -> tuple[int, Any] | None:
+        """The time and the aggregate of a group after a change; None if the change has no effect.
+
+        `held` is the group's time and aggregate before the change.
+        """
+        calculation = self.calculation
+        # Kafka Streams sends nothing for a group that has never had a row.
+        if added is None and (held is None or subtracted is None):
+            return None
+        if held is None:
             aggregate = calculation.new_aggregate()
         else:
-            stored_time, aggregate = stored
-            time = max(stored_time, time)
-            old = calculation.result(aggregate) if self.retracts else None
+            held_time, aggregate = held
+            time = max(held_time, time)
             if subtracted is not None:
                 aggregate = calculation.subtract(key, aggregate, calculation.read(subtracted))
         if added is not None:
             aggregate = calculation.add(key, aggregate, calculation.read(added))
-        elif subtracted is None:
-            return
-        state[0] = time, aggregate
-        if old is not None:
-            out.emit(key, old, time, old=True)
-        out.emit(key, calculation.result(aggregate), time)
+        return time, aggregate
+
+    def process_columns(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results | None:
+        """Process all rows at once.
+
+        Returns None, without a change of any state, if a change fails or has failed in an earlier batch. The caller
+        then processes the rows one by one, and rejects only a change that fails.
+        """
+        if any(state.instead for state in states):
+            return None
+        self.calculation.keep_changes()
+        try:
+            groups, results = self._change_all(states, rows)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # The functions may have modified aggregates before one of them failed.
+            for state in states:
+                self._restore(state.windows, state.windows.copy())
+            return None
+        for number, group in groups.items():
+            states[number].windows[0] = group
+        causes, values, times, old = zip(*results, strict=True) if results else ((), (), (), ())
+        return Results(
+            np.array(causes, np.intp),
+            pa.array(values, rows.columns["value"].type),
+            np.array(times, np.int64),
+            np.array(old, np.bool_),
+        )
+
+    def _change_all(
+        self, states: Sequence[Group[Any]], rows: KeyedRows
+    ) -> tuple[dict[int, tuple[int, Any]], list[tuple[int, str | None, int, bool]]]:
+        """Process all changes, one after the other.
+
+        Returns the changed groups by the number of their key, and the results: the row, the value, the time, and
+        whether the value is old. The states themselves change only if a function modifies an aggregate in place.
+        """
+        calculation = self.calculation
+        groups: dict[int, tuple[int, Any]] = {}
+        results: list[tuple[int, str | None, int, bool]] = []
+        values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
+        is_old, is_replaced = rows.is_old.tolist(), rows.is_replaced.tolist()
+        for number, key in enumerate(rows.keys):
+            held = states[number].windows.get(0)
+            last_cause, replaced = -1, None
+            for row in range(starts[number], starts[number + 1]):
+                if is_replaced[row]:
+                    replaced = values[row]
+                    continue
+                old = calculation.result(held[1]) if self.retracts and held is not None else None
+                subtracted, added = (values[row], None) if is_old[row] else (replaced, values[row])
+                replaced = None
+                changed = self._changed(held, key, times[row], subtracted, added)
+                if changed is None:
+                    continue
+                last_cause, held = row, changed
+                if self.only_last:
+                    # If the result cannot be written, the change fails here, as if it were sent.
+                    calculation.check(held[1])
+                    continue
+                if old is not None:
+                    results.append((row, old, held[0], True))
+                results.append((row, calculation.result(held[1]), held[0], False))
+            if last_cause >= 0:
+                assert held is not None
+                groups[number] = held
+                if self.only_last:
+                    results.append((last_cause, calculation.result(held[1]), held[0], False))
+        return groups, results
 
     def is_empty(self, state: Group[Any]) -> bool:
         return not state.windows and not state.instead
@@ -434,8 +525,9 @@ class WindowAggregation(Aggregation):
         *,
         retracts: bool = False,
         only_last: bool = False,
+        only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last)
+        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
         self.window = window
         self.lateness = WindowLateness(window)
 
@@ -481,8 +573,9 @@ class WindowedAggregate(WindowAggregation):
         *,
         retracts: bool = False,
         only_last: bool = False,
+        only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts, only_last=only_last)
+        super().__init__(calculation, window, retracts=retracts, only_last=only_last, only_changes=only_changes)
 
     def _bounds(self, start: int) -> Bounds:
         return start, self.window.end_of(start)

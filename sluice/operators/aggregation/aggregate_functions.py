@@ -24,6 +24,13 @@ SUBTRACTABLE = _STATISTICS | {
 }  # fmt: skip
 """The functions that can aggregate a table, because they can subtract the old value of a row."""
 
+UNORDERED = frozenset({
+    "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or", "percentile",
+    "percentiles", "mode",
+})  # fmt: skip
+"""The functions over a table whose results do not depend on the order of its changes. To subtract a value and to add it
+again changes nothing."""
+
 _NUMBERS = (int, float, Decimal)
 _ORDERED = (*_NUMBERS, str, bool)
 
