@@ -357,13 +357,12 @@ class Job:
         Besides their store, only aggregates of their tables read their results: aggregates whose last results alone
         matter, with functions that such a result would not change.
         """
-        readers: set[int] = set()
+        last_only, readers = self.last_only_operators, set[int]()
         for operator in self.operators:
-            action = operator.action
-            subtracts = isinstance(action, Aggregate) and action.subtracts
-            if subtracts and all(name in UNORDERED for name, _, _ in action.functions):
-                readers.add(operator.number)
-        readers &= self.last_only_operators
+            match operator.action:
+                case Aggregate(functions=functions, subtracts=True) if operator.number in last_only:
+                    if all(name in UNORDERED for name, _, _ in functions):
+                        readers.add(operator.number)
         others: set[int | None] = {operator.chained_to for operator in self.operators}
         for edge in self._all_edges:
             if edge.side != STORE and edge.target not in readers:

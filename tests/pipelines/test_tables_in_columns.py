@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Pipeline
+from sluice import Pipeline, Table
 from sluice.engine.stages.operator_run import OperatorRun
 from sluice.testing import TopologyTestDriver
 
@@ -65,7 +65,8 @@ def pipeline_of(*, to_topic: bool) -> Pipeline:
     )
     lucky = scores.group_by("team").aggregate(int, _add, _subtract, store="lucky", returns=int, on_error="dead_letter")
     if to_topic:
-        for name, table in {"teams": teams, "sizes": sizes, "by_best": by_best, "lucky": lucky}.items():
+        tables: dict[str, Table[Any]] = {"teams": teams, "sizes": sizes, "by_best": by_best, "lucky": lucky}
+        for name, table in tables.items():
             table.to(f"{name}_topic")
     return pipeline
 

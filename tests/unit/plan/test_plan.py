@@ -412,13 +412,30 @@ def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
 
 
 def test_final_results_have_no_old_values_so_only_last_results_matter() -> None:
-    windows = sales().group_by_key().windowed_by(tumbling("1 minute"), emit="window_close")
+    stream = sales()
+    windows = stream.group_by_key().windowed_by(tumbling("1 minute"), emit="window_close")
     counts = windows.count(store="counts").filter("value > 1")
     counts.group_by("_window_start").count(store="shops")
-    made = planned(pipeline_of(windows.parent))
+    made = job(stream)
     assert not any(operator.retracts for operator in made.operators)
     stores = {operator.number: operator.store for operator in made.operators}
     assert {stores[number] for number in made.last_only_operators} == {"counts", "shops"}
+
+
+@pytest.mark.parametrize(
+    ("column", "to_topic", "matters"),
+    [("max(most)", False, False), ("collect_list(most)", False, True), ("max(most)", True, True)],
+)
+def test_an_unchanged_result_matters_if_the_next_aggregate_would_change(
+    column: str, to_topic: bool, matters: bool
+) -> None:
+    stream = sales()
+    largest = stream.group_by_key().aggregate(most="max(quantity)", store="largest")
+    grouped = largest.group_by("most").aggregate(shops=column, store="grouped")
+    if to_topic:
+        grouped.to("grouped")
+    made = job(stream)
+    assert made.operators_of_changes == (set() if matters else {made.operators[0].number})
 
 
 class Keyed(Struct):
