@@ -143,6 +143,22 @@ def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_num
     return together.take(pa.array(np.where(indices >= 0, indices, len(column) + other_numbers)))
 
 
+_MOST_PAIRS = 2_000_000
+
+
+def pairs_of_ranges(first: Indices, end: Indices) -> tuple[Indices, Indices] | None:
+    """The pairs of a range's number and an index in this range, for all ranges. A range may end before its first index.
+
+    None if there are so many pairs that they would need too much memory at once.
+    """
+    counts = np.maximum(end - first, 0)
+    total = int(counts.sum())
+    if total > _MOST_PAIRS:
+        return None
+    offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(counts)), counts), np.repeat(first, counts) + offsets
+
+
 def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Results:
     """Insert old values before the results that replace them.
 

@@ -30,6 +30,8 @@ START = b"\x00"
 
 _REKEYED, _BEFORE, _EVENT, _RESULT, _AFTER = b"\xff", b"\x10", b"\x18", b"\x20", b"\x30"
 _END = b"\xf0"
+END_OF_TEXT, ESCAPED = b"\x00", b"\x00\xff"
+"""The end of a key or a name in a path, and the bytes for a 0x00 within the key or name."""
 _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63
 
@@ -56,9 +58,13 @@ def _element(number: int) -> bytes:
 
 def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
+    return path + release(rank, before=before) + _escaped(key)
+
+
+def release(rank: int, *, before: bool) -> bytes:
+    """The element of a release, without its key."""
     # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
-    rank_bytes = (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
-    return path + (_BEFORE if before else _AFTER) + rank_bytes + _escaped(key)
+    return (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
@@ -90,7 +96,7 @@ def hash_of(content: bytes) -> int:
 
 
 def _escaped(text: str) -> bytes:
-    return text.encode().replace(b"\x00", b"\x00\xff") + b"\x00"
+    return text.encode().replace(END_OF_TEXT, ESCAPED) + END_OF_TEXT
 
 
 def _end_of_text(path: bytes, start: int) -> int:

@@ -22,6 +22,7 @@ from sluice.engine.batch.row_schemas import LAST, SORT_KEY, rows, sorted_indices
 from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
+from sluice.engine.stages.result_paths import release_paths, result_paths
 from sluice.engine.stages.stage_output import StageOutput
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.column_functions import (
@@ -44,7 +45,6 @@ from sluice.operators.base import DEFAULT_OUTPUT
 from sluice.operators.lateness import closes_at
 from sluice.operators.suppress import Suppress, Waiting
 from sluice.values.calendar_windows import CalendarWindow
-from sluice.values.row_order import release_path, result_path
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
 FEWEST_ROWS = 100
@@ -392,15 +392,13 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
     if len(closed):
         due = due[is_closed]
         advances = timeline.closings(due)
-        released = zip(
-            advances.column("path").to_pylist(), due.tolist(), closed.texts_of_keys().to_pylist(), strict=True
-        )
-        paths = [result_path(release_path(path, rank, key, before=False), 0) for path, rank, key in released]
+        released = release_paths(advances.column("path").combine_chunks(), due, closed.texts_of_keys())
         position = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin")}
+        position["path"] = result_paths(released, np.zeros(len(closed), np.intp))
         # A final result has the headers of the record that has advanced stream time; any other result has
         # the headers of the window's last record.
         headers = advances.column("headers").combine_chunks() if suppress.is_final else closed.headers
-        columns = closed.columns() | position | {"path": pa.array(paths, pa.binary()), "headers": headers}
+        columns = closed.columns() | position | {"headers": headers}
         output.add_rows(_emitted(run.spec.number, len(closed), columns))
     keys, values, headers = (
         column.to_pylist() for column in (waiting.texts_of_keys(), waiting.values, waiting.headers)

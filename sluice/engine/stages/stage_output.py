@@ -36,6 +36,7 @@ from sluice.engine.batch.row_schemas import (
 )
 from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.operator_rows import OperatorRows
+from sluice.engine.stages.result_paths import result_paths
 from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
 from sluice.operators.columns import Indices, KeyedRows, Results
 from sluice.plan import PlannedOperator
@@ -354,7 +355,8 @@ class StageOutput:
             return
         numbers = _numbers_within(results.rows)
         chosen = np.arange(len(results.rows))
-        if operator.number in self.only_stored:
+        # The last result of a key is the last of its rows' results only if results have the keys of their rows.
+        if operator.number in self.only_stored and results.keys is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         causes, taken = pa.array(results.rows[chosen]), pa.array(chosen)
         keys = keyed.columns["key"].take(causes) if results.keys is None else results.keys.take(taken)
@@ -366,7 +368,9 @@ class StageOutput:
             "key": keys,
             "value": results.values.take(taken),
             "time": pa.array(results.times[chosen]),
-            "path": _result_paths(rows_of.columns["path"].take(causes), numbers[chosen]),
+            "path": result_paths(
+                rows_of.columns["path"].take(causes), numbers[chosen], rekeyed=operator.rekeys_results
+            ),
         }
         for name in ("headers", "sequence", "origin"):
             columns[name] = rows_of.columns[name].take(causes)
@@ -405,7 +409,7 @@ class StageOutput:
         for name in _COLUMNS:
             if name != _NUMBER:
                 arrays[name] = pa.array(columns.pop(name), SCHEMA.field(name).type)
-        arrays["path"] = _result_paths(arrays["path"], np.array(columns[_NUMBER], np.intp))
+        arrays["path"] = result_paths(arrays["path"], np.array(columns[_NUMBER], np.intp))
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -441,10 +445,3 @@ def _numbers_within(causes: Indices) -> Indices:
     indices = np.arange(len(causes))
     is_first = np.diff(causes, prepend=-1) != 0
     return indices - np.maximum.accumulate(np.where(is_first, indices, 0))
-
-
-def _result_paths(causes: pa.Array, numbers: Indices) -> pa.Array:
-    """The paths of results, each made from the path of the cause and the result's number among the cause's results."""
-    different, places = np.unique(numbers, return_inverse=True)
-    elements = pa.array([row_order.result_path(b"", number) for number in different.tolist()], pa.binary())
-    return pc.binary_join_element_wise(causes, elements.take(pa.array(places)), pa.scalar(b""))

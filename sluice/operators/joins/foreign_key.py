@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from sluice.operators.base import MOVED, RIGHT, Output, Row, Timeless
+from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.joins.by_key import joined
+from sluice.operators.joins.foreign_stays import join_columns
 
 
 class Referred(msgspec.Struct, array_like=True):
@@ -16,7 +19,19 @@ class Referred(msgspec.Struct, array_like=True):
     right: str | None = None
     right_time: int = -1
     left: dict[str, str] = {}
-    """Key of a row of the left table → its value."""
+    """Key of a row of the left table → its value, in the order in which the rows were changed."""
+
+    def put_left(self, key: str, value: str) -> None:
+        """Add or replace a row of the left table."""
+        # A replaced row moves to the end, so that the order does not depend on rows that have been removed.
+        self.left.pop(key, None)
+        self.left[key] = value
+
+    def put_right(self, value: str | None, time: int) -> None:
+        """Replace or remove the row of the right table."""
+        self.right = value
+        # The time of a removed row is -1, so that later results have the left row's time.
+        self.right_time = -1 if value is None else time
 
 
 class ForeignKeyJoin(Timeless):
@@ -63,15 +78,17 @@ class ForeignKeyJoin(Timeless):
         else:
             self._process_left(state, row.foreign, row, out)
 
+    def process_columns(self, states: Sequence[Referred], rows: KeyedRows) -> Results | None:
+        return join_columns(states, rows, is_left_join=self.how == "left", right_filtered=self.right_filtered)
+
     def _process_right(self, state: Referred, row: Row, out: Output) -> None:
         if row.key is None:
             out.count("null_key")
             return
         if row.old:
             return
-        old, state.right = state.right, row.value
-        # The time of a deleted row is -1, so that later results have the left row's time.
-        state.right_time = -1 if row.value is None else row.time
+        old = state.right
+        state.put_right(row.value, row.time)
         # Deleting a right row that was never stored still sends tombstones in Kafka Streams, but a
         # filtered table does not pass on the deletion of a row that it never had.
         if self.right_filtered and old is None and row.value is None:
@@ -91,7 +108,7 @@ class ForeignKeyJoin(Timeless):
         # A left row without a foreign key refers to nothing, so it
         # is not stored with any right row.
         if row.key is not None:
-            state.left[key] = row.value
+            state.put_left(key, row.value)
         elif self.how == "inner":
             out.count("null_key")
             return

@@ -14,15 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times
+from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, pairs_of_ranges
 from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
 
 if TYPE_CHECKING:
     from sluice.operators.joins.stream_join import Sides
-
-_MOST_PAIRS = 2_000_000
-"""The most pairs that are found at once. With more pairs, the rows are processed one by one, to save memory."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,5 @@ def _pairs(lateness: JoinLateness, records: _Records, has_value: Mask) -> tuple[
     latest = records.times[left] + lateness.ahead[LEFT]
     first = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, earliest))
     end = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, latest, "right"))
-    counts = np.maximum(end - first, 0)
-    total = int(counts.sum())
-    if total > _MOST_PAIRS:
-        return None
-    offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(left, counts), right[np.repeat(first, counts) + offsets]
+    pairs = pairs_of_ranges(first, end)
+    return None if pairs is None else (left[pairs[0]], right[pairs[1]])

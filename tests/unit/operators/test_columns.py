@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import within
-from sluice.operators import process
+from sluice.operators import columns, process
 from sluice.operators.aggregation import aggregate
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Custom, Functions
-from sluice.operators.base import LEFT, RIGHT
+from sluice.operators.base import LEFT, MOVED, RIGHT
 from sluice.operators.columns import ColumnOperator, KeyedRows
-from sluice.operators.joins import stream_pairs
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
+from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
@@ -136,6 +136,33 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
     assert by_columns.states == by_row.states
 
 
+@st.composite
+def rows_of_tables(draw: st.DrawFn) -> list[Given]:
+    """Changes of a left table's rows, whose own keys belong to one foreign key each, and of a right table's rows."""
+    made = []
+    for number in range(draw(st.integers(1, 40))):
+        key, side = draw(st.sampled_from("ab")), draw(st.sampled_from([LEFT, LEFT, MOVED, RIGHT]))
+        own_key = draw(st.sampled_from([f"{key}1", f"{key}2", f"{key}ü", None])) if side != RIGHT else None
+        value, time = draw(st.sampled_from([None, number, number])), draw(st.integers(0, 20))
+        made.append(Given(key, value, time, side, old=draw(st.sampled_from([False, False, True])), foreign=own_key))
+    return made
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("right_filtered", [False, True])
+@given(rows=rows_of_tables(), cuts=st.sets(st.integers(1, 40)))
+def test_a_foreign_key_join_gives_the_same_in_columns(
+    how: Literal["inner", "left"], right_filtered: bool, rows: list[Given], cuts: set[int]
+) -> None:
+    joins = [ForeignKeyJoin(how, right_filtered=right_filtered) for _ in range(2)]
+    by_row, by_columns = run(joins[0], rows, cuts), run_in_columns(joins[1], rows, cuts)
+    for key in "ab":
+        results = [[each for each in ran.results if str(each.key).startswith(key)] for ran in (by_row, by_columns)]
+        assert results[0] == results[1]
+    assert by_columns.dropped == by_row.dropped
+    assert by_columns.states == by_row.states
+
+
 def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, list[int]]] = []
 
@@ -207,34 +234,35 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest
     monkeypatch.setattr(process, "_MOST_RESULTS", 3)
     made = [Given("k", number, 100) for number in range(6)]
     processor, state = summing(), summing().new_state()
-    columns = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
-    rows = KeyedRows(["k"], np.array([0, 6]), columns | {"time": pa.array([1] * 6)}, times_of(6))
+    texts = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
+    rows = KeyedRows(["k"], np.array([0, 6]), texts | {"time": pa.array([1] * 6)}, times_of(6))
     assert processor.process_columns([state], rows) is None
     assert processor.is_empty(state)
     by_row, by_columns = run(summing(), made), run_in_columns(summing(), made)
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
 
-def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_pairs, "_MOST_PAIRS", 3)
-    made = [Given("k", number, 100, number % 2) for number in range(6)]
-    by_row, by_columns = (
-        run(StreamJoin("inner", within("1 s")), made),
-        run_in_columns(StreamJoin("inner", within("1 s")), made),
-    )
-    assert len(by_row.results) == 9
+@pytest.mark.parametrize("make", [lambda: StreamJoin("inner", within("1 s")), lambda: ForeignKeyJoin("inner")])
+def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(
+    make: Callable[[], ColumnOperator[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [Given("k", number, 100, number % 2, foreign=f"own {number}") for number in range(6)]
+    with monkeypatch.context() as patch:
+        patch.setattr(columns, "_MOST_PAIRS", 3)
+        by_columns = run_in_columns(make(), made)
+    by_row = run(make(), made)
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
 
 def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in_time() -> None:
     # The first row is of a partition that has reached 90, the second of one that has reached 10.
-    columns = {
+    made = {
         "value": pa.array(["1", "2"]),
         "time": pa.array([90, 10]),
         "side": pa.array([LEFT, RIGHT], pa.int32()),
     }
     latest = {"left": np.array([90, 10]), "right": np.array([-1, 10])}
     join = StreamJoin("inner", within("5 ms"))
-    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), columns, latest)) is None
+    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
     latest["left"] = np.array([90, 90])
-    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), columns, latest)) is not None
+    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None

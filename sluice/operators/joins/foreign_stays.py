@@ -1,0 +1,182 @@
+"""Finds all results of a foreign-key join at once, for the rows of many foreign keys.
+
+A left row *stays* at a foreign key from the row that makes it refer to this key, or from the start
+of the batch, until the row that replaces or removes it. A change of the right row is joined with
+all left rows that stay at the key at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.operators.base import MOVED, RIGHT
+from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, pairs_of_ranges, take_or, validity
+from sluice.operators.joins.by_key import joined_texts
+
+if TYPE_CHECKING:
+    from sluice.operators.joins.foreign_key import Referred
+
+
+@dataclass(frozen=True)
+class _LeftChanges:
+    """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
+
+    A left row that is in a state counts as added by the row before the first row of its foreign key.
+    """
+
+    keys: Indices
+    """The number of each change's foreign key."""
+    rows: Indices
+    """The index of the row that makes the change."""
+    adds: Mask
+    """Whether the change adds or replaces the left row. Other changes remove it."""
+    ends: Indices
+    """The index of the row that makes the next change of the same left row. If there is none, the index
+    after the last row of the foreign key."""
+    own_keys: pa.Array
+    """The left row's own key."""
+    ranks: Indices
+    """Numbers with the same order as `own_keys`."""
+    values: pa.Array
+    """The values of the left rows."""
+
+    @classmethod
+    def of(cls, states: Sequence[Referred], rows: KeyedRows, is_left: Mask) -> Self:
+        """The left rows in `states`, and the changes that the rows `is_left` make."""
+        stored: list[tuple[int, str, str]] = []
+        for number, state in enumerate(states):
+            stored += [(number, own_key, value) for own_key, value in state.left.items()]
+        numbers, own_keys_stored, values_stored = zip(*stored, strict=True) if stored else ((), (), ())
+        keys_stored = np.array(numbers, np.intp)
+        changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
+        taken, text = pa.array(changing), pa.string()
+        keys = np.concatenate((keys_stored, rows.key_numbers[changing]))
+        indices = np.concatenate((rows.starts[keys_stored] - 1, changing))
+        adds = np.concatenate((np.ones(len(stored), bool), ~rows.is_old[changing]))
+        own_keys = pa.concat_arrays([pa.array(own_keys_stored, text), rows.columns["foreign"].take(taken)])
+        values = pa.concat_arrays([pa.array(values_stored, text), rows.columns["value"].take(taken)])
+        ranks = np.asarray(pc.rank(own_keys, tiebreaker="dense"), np.intp)
+        order = np.lexsort((indices, ranks, keys))
+        keys, ranks, indices = keys[order], ranks[order], indices[order]
+        ends = rows.starts[keys + 1]
+        has_next = (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1])
+        ends[:-1][has_next] = indices[1:][has_next]
+        in_order = pa.array(order)
+        return cls(keys, indices, adds[order], ends, own_keys.take(in_order), ranks, values.take(in_order))
+
+    def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
+        """The pairs of a change that adds a left row, and of one of these rows during the left row's stay.
+
+        None if there are too many pairs.
+        """
+        first = np.searchsorted(right_rows, self.rows, "right")
+        end = np.where(self.adds, np.searchsorted(right_rows, self.ends), first)
+        pairs = pairs_of_ranges(first, end)
+        return None if pairs is None else (pairs[0], right_rows[pairs[1]])
+
+    def store(self, states: Sequence[Referred], rows: KeyedRows) -> None:
+        """Change the left rows in the states of their foreign keys."""
+        is_last = self.ends == rows.starts[self.keys + 1]
+        changed = np.flatnonzero(is_last & (self.rows >= rows.starts[self.keys]))
+        # A state has its left rows in the order in which they were changed.
+        changed = changed[np.argsort(self.rows[changed])]
+        own_keys, values = (column.take(pa.array(changed)).to_pylist() for column in (self.own_keys, self.values))
+        numbers, adds = self.keys[changed].tolist(), self.adds[changed].tolist()
+        for number, own_key, value, is_added in zip(numbers, own_keys, values, adds, strict=True):
+            if is_added:
+                states[number].put_left(own_key, value)
+            else:
+                states[number].left.pop(own_key, None)
+
+
+@dataclass(frozen=True)
+class _RightBefore:
+    """For each row, the right row of its foreign key before it."""
+
+    values: pa.Array
+    times: Times
+    """-1 where there is no right row."""
+
+    @classmethod
+    def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
+        """The right rows before the rows; the rows `is_right` change them."""
+        last, stored = rows.last_before(is_right), [state.right for state in states]
+        values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
+        times_stored = np.array([state.right_time for state in states], np.int64)
+        times = np.where(last >= 0, rows.times[last], times_stored[rows.key_numbers])
+        return cls(values, np.where(validity(values), times, -1))
+
+
+def join_columns(
+    states: Sequence[Referred], rows: KeyedRows, *, is_left_join: bool, right_filtered: bool
+) -> Results | None:
+    """Join all rows, and change the `states` of their foreign keys in place.
+
+    Returns None, and changes no state, if the rows have to be processed one by one.
+    """
+    is_right = (rows.sides == RIGHT) & ~rows.is_old
+    has_own_key = validity(rows.columns["foreign"])
+    is_left = (rows.sides != RIGHT) & has_own_key
+    changes, before = _LeftChanges.of(states, rows, is_left), _RightBefore.of(states, rows, is_right)
+    had_right = validity(before.values)
+    # The rules of `ForeignKeyJoin.process` for a single row are the same.
+    joins_left = is_right & (rows.has_value | had_right) if right_filtered else is_right
+    pairs = changes.stays_at(np.flatnonzero(joins_left))
+    if pairs is None:
+        return None
+    of_left = _results_of_left(rows, before, is_left, had_right, is_left_join=is_left_join)
+    of_right = _results_of_right(rows, changes, *pairs, is_left_join=is_left_join)
+    # Results of the same right row are sorted by the left rows' own keys.
+    ranks = np.concatenate((np.zeros(len(of_left.rows), np.intp), changes.ranks[pairs[0]]))
+    causes = np.concatenate((of_left.rows, of_right.rows))
+    order = np.lexsort((ranks, causes))
+    changes.store(states, rows)
+    _store_right(states, rows, is_right)
+    return Results(
+        causes[order],
+        pa.concat_arrays([of_left.values, of_right.values]).take(pa.array(order)),
+        np.concatenate((of_left.times, of_right.times))[order],
+        keys=pa.concat_arrays([of_left.keys, of_right.keys]).take(pa.array(order)),
+        dropped={"null_key": np.flatnonzero((rows.sides != RIGHT) & ~has_own_key)},
+    )
+
+
+def _results_of_left(
+    rows: KeyedRows, before: _RightBefore, is_left: Mask, had_right: Mask, *, is_left_join: bool
+) -> Results:
+    """The results that changes of left rows send."""
+    has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
+    is_moved = is_left & (rows.sides == MOVED)
+    # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old value sends it.
+    sends_tombstone = np.where(rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join)
+    sent = np.flatnonzero(has_result | (is_moved & sends_tombstone))
+    taken = pa.array(sent)
+    joined = joined_texts(rows.columns["value"].take(taken), before.values.take(taken))
+    values = pc.if_else(pa.array(has_result[sent]), joined, None)
+    times = np.where(rows.is_old | rows.has_value, np.maximum(rows.times, before.times), rows.times)
+    return Results(sent, values, times[sent], keys=rows.columns["foreign"].take(taken))
+
+
+def _results_of_right(
+    rows: KeyedRows, changes: _LeftChanges, stays: Indices, right_rows: Indices, *, is_left_join: bool
+) -> Results:
+    """The results that changes of right rows send: one for each left row that stays at the foreign key."""
+    left, right = pa.array(stays), pa.array(right_rows)
+    joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
+    values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)
+    return Results(right_rows, values, rows.times[right_rows], keys=changes.own_keys.take(left))
+
+
+def _store_right(states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> None:
+    """Change the right rows in the states of their keys."""
+    last = rows.last_of_keys(is_right)
+    changed = np.flatnonzero(last >= 0)
+    values, times = rows.columns["value"].take(pa.array(last[changed])).to_pylist(), rows.times[last[changed]].tolist()
+    for number, value, time in zip(changed.tolist(), values, times, strict=True):
+        states[number].put_right(value, time)
