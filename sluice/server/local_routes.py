@@ -34,7 +34,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_tuples import Row, RowId, VersionId
+from sluice.state.shard.row_tuples import DigestedRow, RowId, VersionId
 from sluice.state.shard.shard import Checksums, Journal, Version
 from sluice.state.shard.sizes import size_of
 
@@ -52,7 +52,7 @@ _WRITE_BODY_SECONDS = 600.0
 write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
-_ROWS = msgspec.msgpack.Decoder(list[Row])
+_ROWS = msgspec.msgpack.Decoder(list[DigestedRow])
 _IDS = msgspec.msgpack.Decoder(list[RowId])
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
@@ -172,7 +172,7 @@ class LocalApp:
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         checksum = _checksum(request, "replaced")
         replaced = None if checksum is None else lambda: checksum
-        return await self._on(request, lambda shard: shard.write_rows(batch, rows, epoch, replaced))
+        return await self._on(request, lambda shard: shard.write_digested_rows(batch, rows, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:
         ends = _decode(msgspec.json.Decoder(dict[int, int]), await _body(request))

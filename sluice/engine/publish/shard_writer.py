@@ -19,7 +19,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
 from sluice.settings import settings
-from sluice.state.shard.local_shard import rows_of
+from sluice.state.shard.row_pages import digested_rows_of, rows_of, sorted_pages
 from sluice.state.shard.row_tuples import Row, RowId
 from sluice.state.shard.shard import Shard
 
@@ -131,8 +131,8 @@ class ShardWriter:
         is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
         events = _chosen(rows, is_event)
         latest = self._latest_changes(_chosen(rows, pc.invert(is_event)))
-        state_rows = rows_of(latest)
-        # `rows_of` copies the rows. A large batch would need half a gigabyte more if the original
+        pages = sorted_pages(latest)
+        # The sorted rows are a copy. A large batch would need half a gigabyte more if the original
         # rows were kept.
         del received, rows, latest
         pa.default_memory_pool().release_unused()
@@ -140,9 +140,9 @@ class ShardWriter:
         changes = RETURNED_ROW.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:
-                count, changes = self._add_up(shard, worker, batch, state_rows)
+                count, changes = self._add_up(shard, worker, batch, rows_of(pages))
             else:
-                count = shard.write_rows(batch, state_rows, self.epoch)
+                count = shard.write_digested_rows(batch, digested_rows_of(pages), self.epoch)
         self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
         events = events.select(RETURNED_ROW.names).cast(RETURNED_ROW)
         self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))

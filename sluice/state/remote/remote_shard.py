@@ -22,7 +22,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
+from sluice.state.shard.row_tuples import DigestedRow, RowId, StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     Checksums,
@@ -101,10 +101,10 @@ class RemoteShard(Shard):
         return stored
 
     @override
-    def write_rows(
+    def write_digested_rows(
         self,
         batch: int,
-        rows: Iterable[Row],
+        rows: Iterable[DigestedRow],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:

@@ -6,14 +6,17 @@ databases run the same SQL, with `?` as the placeholder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from sluice.state.shard.row_tuples import RowId, StoredRow
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 """How a shard is opened. `create` writes too, and creates the shard if it does not exist."""
+
+NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 
 
 class Driver(Protocol):
@@ -50,8 +53,17 @@ class Driver(Protocol):
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
         """Run a statement for each row of values. Returns the total number of affected rows."""
 
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert rows into a table in the fastest way that the database offers."""
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        constants: Mapping[str, int] = NO_CONSTANTS,
+    ) -> None:
+        """Insert rows into a table in the fastest way that the database offers.
+
+        `constants`: column → the number that all rows have in this column.
+        """
 
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         """For each state row in `rows`, its newest version before `batch` and that version's digest.

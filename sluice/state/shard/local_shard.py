@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -22,7 +22,7 @@ from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
+from sluice.state.shard.row_tuples import DigestedRow, RowId, StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     STATE_ROWS,
@@ -34,11 +34,7 @@ from sluice.state.shard.shard import (
     Version,
 )
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_SORT = ("group_id", "key", "window_start", "window_end")
-_ID_OF_ROW = itemgetter(0, 1, 2, 3)
+_DIGEST_OF_ROW = itemgetter(5)
 _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
@@ -50,7 +46,7 @@ larger shard, it reads only the rows that it uses."""
 _BEGIN: VersionId = (-1, "", NO_WINDOW, NO_WINDOW, -1)
 _END: VersionId = (2**31 - 1, "", NO_WINDOW, NO_WINDOW, -1)
 _SEALED = "The shard has been moved away from this server."
-_ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
+_ROW_COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest")
 
 
 class LocalShard(Shard):
@@ -107,10 +103,10 @@ class LocalShard(Shard):
         return stored
 
     @override
-    def write_rows(
+    def write_digested_rows(
         self,
         batch: int,
-        rows: Iterable[Row],
+        rows: Iterable[DigestedRow],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
@@ -126,7 +122,7 @@ class LocalShard(Shard):
             while chunk := list(islice(remaining, _PAGE_ROWS)):
                 # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of
                 # a key together.
-                chunk.sort(key=_ID_OF_ROW)
+                chunk.sort()
                 if replaced is None:
                     before = {}
                     if checksum_before is not None:
@@ -134,10 +130,8 @@ class LocalShard(Shard):
                         before = {row[:4]: _checked_digest(*row) for row in stored}
                     total -= sum(before.values())
                     chunk = [row for row in chunk if row[4] is not None or row[:4] in before]
-                digests = [row_digest(row) for row in chunk]
-                total += sum(digests)
-                versions = ((*row, digest, batch) for row, digest in zip(chunk, digests, strict=True))
-                self._driver.insert("state_rows", _ROW_COLUMNS, versions)
+                total += sum(map(_DIGEST_OF_ROW, chunk))
+                self._driver.insert("state_rows", _ROW_COLUMNS, chunk, {"batch": batch})
                 written += len(chunk)
             if replaced is not None:
                 total -= replaced()
@@ -486,7 +480,7 @@ class LocalShard(Shard):
         rows = [(*version.row, _checked_digest(*version.row, version.digest), version.batch) for version in versions]
         with self._driver.transaction():
             self._require_sealed()
-            self._driver.insert("state_rows", _ROW_COLUMNS, rows)
+            self._driver.insert("state_rows", (*_ROW_COLUMNS, "batch"), rows)
 
     @override
     def state_versions(
@@ -586,13 +580,3 @@ def _discard_sealed(url: str) -> None:
                 "use is elsewhere and intact, which sluice audit PIPELINE --verify tells, delete this one.",
             )
     drop(url)
-
-
-def rows_of(table: pa.Table) -> Iterator[Row]:
-    """The rows of an Arrow table with the columns of `StateRow`, sorted for fast writing."""
-    table = table.select(StateRow.__struct_fields__).sort_by([(name, "ascending") for name in _SORT])
-    # Only a page of rows at a time becomes Python objects, because these take several times as much
-    # memory as the table.
-    for begin in range(0, len(table), _PAGE_ROWS):
-        page = table.slice(begin, _PAGE_ROWS)
-        yield from zip(*(column.to_pylist() for column in page.columns), strict=True)

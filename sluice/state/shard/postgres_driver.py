@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import certificate_advice, first_line
-from sluice.state.shard.database_driver import Driver, Mode
+from sluice.state.shard.database_driver import NO_CONSTANTS, Driver, Mode
 from sluice.state.shard.row_tuples import RowId, StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import check_deadline, held, seconds_left, too_slow
@@ -206,11 +206,18 @@ class PostgresDriver(Driver):
             return max(cursor.rowcount, 0)
 
     @override
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        copy_sql = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        constants: Mapping[str, int] = NO_CONSTANTS,
+    ) -> None:
+        copy_sql = f"COPY {table} ({', '.join((*columns, *constants))}) FROM STDIN"
+        numbers = tuple(constants.values())
         with self._connection.cursor() as cursor, cursor.copy(copy_sql.encode()) as copy:
             for row in rows:
-                copy.write_row(row)
+                copy.write_row((*row, *numbers))
 
     @override
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:

@@ -13,5 +13,8 @@ RowId: TypeAlias = tuple[int, str, int, int]
 VersionId: TypeAlias = tuple[int, str, int, int, int]
 """The fields that identify a version of a state row: the row's id, and the batch."""
 
+DigestedRow: TypeAlias = tuple[int, str, int, int, str | None, int]
+"""The fields of a `StateRow`, and its digest, which is 0 for a tombstone."""
+
 StoredRow: TypeAlias = tuple[int, str, int, int, str, int]
 """The fields of a `StateRow` with a value, and its digest."""

@@ -14,9 +14,10 @@ import msgspec
 
 from sluice.state.model import EntryId, StateRow
 from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.checksums import row_digest
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
+from sluice.state.shard.row_tuples import DigestedRow, Row, RowId, StoredRow, VersionId
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -147,6 +148,16 @@ class Shard(Protocol):
         self,
         batch: int,
         rows: Iterable[Row],
+        epoch: int = 0,
+        replaced: Callable[[], int] | None = None,
+    ) -> int:
+        """Like `write_digested_rows`, for rows without digests."""
+        return self.write_digested_rows(batch, ((*row, row_digest(row)) for row in rows), epoch, replaced)
+
+    def write_digested_rows(
+        self,
+        batch: int,
+        rows: Iterable[DigestedRow],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeAlias
+from typing import Any
 
 from typing_extensions import override
 
 from sluice.errors import DamagedState, SluiceError, StateError
 from sluice.state.database import BUSY_SECONDS, first_line, prepare_to_write
-from sluice.state.shard.database_driver import Driver, Mode
+from sluice.state.shard.database_driver import NO_CONSTANTS, Driver, Mode
 from sluice.state.shard.row_tuples import RowId, StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import acquire, is_over, too_slow
 from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
 
-_BEFORE = """SELECT value, digest FROM state_rows
-    WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch < ?
-    ORDER BY batch DESC LIMIT 1"""
-_BEFORE_ALL = """SELECT window_start, window_end, value, digest FROM state_rows
-    WHERE group_id = ? AND key = ? AND window_start BETWEEN ? AND ? AND batch < ?
-    ORDER BY window_start, window_end, batch LIMIT ?"""
-_READ_PER_WINDOW = 4
-"""`_versions` first reads the windows of a key together, and at most this many versions per window.
-It then looks up the windows that are still missing one by one."""
-
-_Window: TypeAlias = tuple[int, int]
-"""A window's start and end."""
+_BEFORE = """WITH wanted (group_id, key, window_start, window_end) AS (VALUES {rows})
+    SELECT s.group_id, s.key, s.window_start, s.window_end, s.value, s.digest
+    FROM wanted AS w CROSS JOIN state_rows AS s ON s.group_id = w.group_id AND s.key = w.key
+        AND s.window_start = w.window_start AND s.window_end = w.window_end AND s.batch = (
+            SELECT max(n.batch) FROM state_rows AS n WHERE n.group_id = w.group_id AND n.key = w.key
+            AND n.window_start = w.window_start AND n.window_end = w.window_end AND n.batch < ?)
+    WHERE s.value IS NOT NULL"""
+_ROWS_AT_ONCE = 100
+"""The number of rows that one statement reads or inserts. A statement for each row would take several times as long."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
@@ -152,18 +147,28 @@ class SqliteDriver(Driver):
         return max(self._connection.executemany(sql, rows).rowcount, 0)
 
     @override
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(columns))
-        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)
+    def insert(
+        self,
+        table: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        constants: Mapping[str, int] = NO_CONSTANTS,
+    ) -> None:
+        marks = ", ".join(["?"] * len(columns) + [str(number) for number in constants.values()])
+        insert_one = f"INSERT INTO {table} ({', '.join((*columns, *constants))}) VALUES ({marks})"
+        insert_many = insert_one + f", ({marks})" * (_ROWS_AT_ONCE - 1)
+        cursor, remaining = self._connection.cursor(), iter(rows)
+        while len(chunk := [*islice(remaining, _ROWS_AT_ONCE)]) == _ROWS_AT_ONCE:
+            cursor.execute(insert_many, [*chain.from_iterable(chunk)])
+        cursor.executemany(insert_one, chunk)
 
     @override
     def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
-        for (group_id, key), of_key in groupby(rows, itemgetter(0, 1)):
-            windows = [(start, end) for _, _, start, end in of_key]
-            for window, (value, digest) in _versions(cursor, group_id, key, windows, batch).items():
-                if value is not None:
-                    yield group_id, key, *window, value, digest
+        for begin in range(0, len(rows), _ROWS_AT_ONCE):
+            chunk = rows[begin : begin + _ROWS_AT_ONCE]
+            sql = _BEFORE.format(rows=", ".join(["(?, ?, ?, ?)"] * len(chunk)))
+            yield from cursor.execute(sql, [*chain.from_iterable(chunk), batch])
 
     @override
     def check_integrity(self) -> None:
@@ -219,36 +224,6 @@ class SqliteDriver(Driver):
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
-
-
-def _versions(
-    cursor: sqlite3.Cursor, group_id: int, key: str, windows: list[_Window], batch: int
-) -> dict[_Window, tuple[str | None, int]]:
-    """Bounds of a key's window → the value and digest of its newest version before `batch`.
-
-    One statement reads all rows from the first window to the last. These are usually few: the
-    windows are close together, and most are new, so they have no rows yet. If there are many other
-    rows in between, the remaining windows are looked up one by one.
-    """
-    versions: dict[_Window, tuple[str | None, int]] = {}
-    if len(windows) > 1:
-        wanted, limit = set(windows), _READ_PER_WINDOW * len(windows)
-        first, last = min(windows)[0], max(windows)[0]
-        rows = cursor.execute(_BEFORE_ALL, (group_id, key, first, last, batch, limit)).fetchall()
-        # If the limit was reached, rows of the last window may be missing, so this window is read
-        # again below.
-        missing_from = rows[-1][:2] if len(rows) == limit else (sys.maxsize, sys.maxsize)
-        for start, end, value, digest in rows:
-            window = start, end
-            if window in wanted and window < missing_from:
-                # Of several rows of a window, the last one is the newest.
-                versions[window] = value, digest
-        windows = [window for window in windows if window >= missing_from]
-    for window in windows:
-        row = cursor.execute(_BEFORE, (group_id, key, *window, batch)).fetchone()
-        if row is not None:
-            versions[window] = row
-    return versions
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -16,9 +16,11 @@ from sluice.state.queries.worker_queries import Count, Scan
 from sluice.state.shard import local_shard, postgres_driver
 from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
-from sluice.state.shard.local_shard import LocalShard, rows_of
+from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.pages import pages_of_versions
 from sluice.state.shard.ranges import Range
+from sluice.state.shard.row_pages import digested_rows_of, row_digests, rows_of, sorted_pages
+from sluice.state.shard.row_tuples import Row
 from tests.support.postgres import new_database
 
 pytestmark = pytest.mark.unit
@@ -329,8 +331,28 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
         "key": ["a", "b", "a"],
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
-    assert list(rows_of(table)) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
-    assert shard.write_rows(0, rows_of(table)) == 2, "a row that is not there needs no tombstone"
+    assert list(rows_of(sorted_pages(table))) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
+    written = shard.write_digested_rows(0, digested_rows_of(sorted_pages(table)))
+    assert written == 2, "a row that is not there needs no tombstone"
+    shard.verify_rows(0)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 9),
+            st.text(st.characters(exclude_categories=["Cs"])),
+            st.integers(-(2**63), 2**63 - 1),
+            st.integers(-1, 2**62),
+            st.none() | st.text(st.characters(exclude_categories=["Cs"])),
+        )
+    )
+)
+def test_a_page_has_the_digests_of_its_rows(rows: list[Row]) -> None:
+    types = (pa.int32(), pa.string(), pa.int64(), pa.int64(), pa.string())
+    columns = [pa.array([each[number] for each in rows], kind) for number, kind in enumerate(types)]
+    page = pa.table(columns, StateRow.__struct_fields__)
+    assert row_digests(page) == [row_digest(each) for each in rows]
 
 
 def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
