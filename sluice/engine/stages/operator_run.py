@@ -285,7 +285,8 @@ class OperatorRun:
     def load(self, keys: Sequence[str]) -> None:
         """Load the states of the keys that are not loaded, in one read."""
         keys = [key for key in keys if key not in self.states]
-        stored_states = self._stored.read(self.spec.number, keys)
+        has_states = self.operator.state_type is not None
+        stored_states = self._stored.read(self.spec.number, keys) if has_states else {}
         for key in keys:
             stored = stored_states.get(key)
             if stored is None:
