@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import REJECTED, sorted_indices
+from sluice.engine.batch.side_outputs import Collected
 from sluice.errors import RecordFailed, error_text
 from sluice.operators.base import RecordedFailure
 from sluice.values.sql_text import struct_json
@@ -87,10 +87,14 @@ RejectedRow = Mapping[str, Any]
 """A rejected row: `key`, `value` (JSON of `Rejected`), and its time, window and origin if known."""
 
 
-def rejected_rows(returned: pa.Table) -> list[RejectedRow]:
-    """The rejected rows among the rows that tasks have returned, sorted by position."""
-    rows = returned.filter(pc.equal(returned.column("group_id"), REJECTED))
-    return rows.take(pa.array(sorted_indices(rows))).to_pylist() if rows.num_rows else []
+def rejected_rows(collected: Collected) -> list[RejectedRow]:
+    """The rejected rows that tasks have returned, sorted by position."""
+    pages = [*collected.changes([REJECTED])]
+    if not pages:
+        return []
+    rows = pa.concat_tables(pages)
+    in_order: list[RejectedRow] = rows.take(pa.array(sorted_indices(rows))).to_pylist()
+    return in_order
 
 
 def rejection_sql(node: int, error: str, value: str) -> str:

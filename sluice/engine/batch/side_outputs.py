@@ -13,13 +13,14 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 22
 """A large side output is divided into pages. A page has at most this many rows and about this many
@@ -195,9 +196,16 @@ class Collected:
         """The records for a topic, in tables, sorted by part."""
         return map(_unpack_table, self._records.get(topic, ()))
 
-    def changes(self) -> Iterator[pa.Table]:
-        """The rows that `add_changes` has added, sorted by worker."""
-        return map(_unpack_table, self._changes)
+    def changes(self, groups: Collection[int]) -> Iterator[pa.Table]:
+        """The rows of these groups that `add_changes` has added, in pages, sorted by worker.
+
+        Only one page at a time is uncompressed.
+        """
+        numbers = pa.array(groups, pa.int32())
+        for page in map(_unpack_table, self._changes):
+            rows = page.filter(pc.is_in(page.column("group_id"), numbers))
+            if rows.num_rows:
+                yield rows
 
 
 _CHANGES = "worker-"

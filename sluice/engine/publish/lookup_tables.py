@@ -35,12 +35,13 @@ class LookupTables:
                     _load(opened, group, as_of, values)
         return tables
 
+    @property
+    def groups(self) -> list[int]:
+        """The group numbers of the tables."""
+        return [*self.values]
+
     def apply(self, changes: pa.Table) -> None:
-        """Apply a batch's changes of global tables. `changes` may have rows of other groups, too."""
-        if not self.values:
-            return
-        # Most rows are of other groups. As Python objects, they would take several times as much memory.
-        changes = changes.filter(pc.is_in(changes.column("group_id"), pa.array([*self.values], pa.int32())))
+        """Apply changes of the tables."""
         columns = (changes.column(name).to_pylist() for name in ("group_id", "key", "value"))
         for group_id, key, value in zip(*columns, strict=True):
             if value is None:

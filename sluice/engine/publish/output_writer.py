@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import (
     RejectedOutput,
@@ -206,13 +205,9 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
 def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa.Table]]:
     """The sorted output records of operators, per sink."""
     for sink in job.operator_sinks:
-        pages = [_rows_of_sink(sink, page) for page in collected.changes()]
-        if any(page.num_rows for page in pages):
+        pages = [*collected.changes([sink.number])]
+        if pages:
             of_sink = pa.concat_tables(pages)
             del pages
             of_sink = of_sink.take(pa.array(sorted_indices(of_sink)))
             yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))
-
-
-def _rows_of_sink(sink: Sink, page: pa.Table) -> pa.Table:
-    return page.filter(pc.equal(page.column("group_id"), sink.number))

@@ -29,7 +29,7 @@ from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
-from sluice.engine.publish.shard_writer import RETURNED_ROW, RowsOnSpark, ShardWriter, StateRows
+from sluice.engine.publish.shard_writer import RowsOnSpark, ShardWriter, StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
@@ -241,15 +241,13 @@ class Publisher:
         Raises EngineError if a step with `on_error="fail"` has failed.
         """
         changes: SinkRecords = ()
-        # Only in this method, the rows of all workers are uncompressed in memory. When the output
-        # is sent, `Collected` has them only in compressed form.
-        rows = pa.concat_tables([RETURNED_ROW.empty_table(), *collected.changes()])
-        rejected = rejected_rows(rows)
+        rejected = rejected_rows(collected)
         # A rebuild writes no output, so it needs no records for the changes of stores.
         if self.destinations is not None and self.types.changes:
-            self._tables.apply(rows)
+            for page in collected.changes(self._tables.groups):
+                self._tables.apply(page)
             changes, rejected_changes = change_records(
-                rows,
+                collected,
                 self.types.changes,
                 self._tables,
                 state_rows.spark,

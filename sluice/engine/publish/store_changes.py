@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.rejections import RejectedRow
+from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.change_steps import REJECTED_CHANGE, ChangeSteps, value_texts
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.plan import Job, Sink
@@ -17,11 +18,9 @@ from sluice.values.sink_tables import WINDOW
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PAGE_ROWS = 50_000
-
 
 def change_records(
-    changes: pa.Table,
+    collected: Collected,
     outputs: Sequence[ChangeSteps],
     tables: LookupTables,
     spark: SparkSession | None,
@@ -33,18 +32,18 @@ def change_records(
     results: list[tuple[Sink, pa.Table]] = []
     rejected: list[RejectedRow] = []
     for output in outputs:
-        of_group = changes.filter(pc.equal(changes.column("group_id"), output.sink.group))
-        if not of_group.num_rows:
-            continue
-        # If Spark computes the steps, it gets all changes at once. If not, the changes are divided into
-        # pages, because they are turned into Python objects, which take several times as much memory.
-        most = of_group.num_rows if output.why_spark else _PAGE_ROWS
-        pages: list[pa.Table] = []
-        for begin in range(0, of_group.num_rows, most):
-            records, rejected_of_page = _records_of(of_group.slice(begin, most), output, tables, spark)
-            pages.append(records)
+        # Only a page of changes at a time becomes Python objects, which take several times as much memory.
+        changes: Iterable[pa.Table] = collected.changes([output.sink.group])
+        if output.why_spark and (pages := [*changes]):
+            # A query of Spark costs more than its changes, so there is one query for all of them.
+            changes = [pa.concat_tables(pages)]
+        records_of_pages: list[pa.Table] = []
+        for page in changes:
+            records, rejected_of_page = _records_of(page, output, tables, spark)
+            records_of_pages.append(records)
             rejected += rejected_of_page
-        results.append((output.sink.sink, pa.concat_tables(pages)))
+        if records_of_pages:
+            results.append((output.sink.sink, pa.concat_tables(records_of_pages)))
     return results, rejected
 
 

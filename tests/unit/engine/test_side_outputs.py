@@ -65,10 +65,11 @@ def test_names_that_look_like_each_other_are_different() -> None:
     names = ("delta:/lake/a/b", "delta:/lake/a=b", "delta:/lake/a%2Fb", "b", "warehouse:a.b", "worker-00001", "x" * 249)
     for name in names:
         task.add_records(name, part_name("part", name, 0), records(name))
-    task.add_changes(1, records("changed"))
+    changed = records("of 7", "of 8").append_column("group_id", pa.array([7, 8], pa.int32()))
+    task.add_changes(1, changed)
     outputs = collected(task)
     assert [keys_of(outputs, name) for name in names] == [[name] for name in names]
-    assert [table.column("key").to_pylist() for table in outputs.changes()] == [["changed"]]
+    assert [table.column("key").to_pylist() for table in outputs.changes([7])] == [["of 7"]]
 
 
 def test_records_that_a_task_writes_itself_are_only_counted() -> None:
