@@ -8,6 +8,7 @@ nobody knows, and `answer FOLDER` says what the present incident is. Some incide
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import sys
@@ -15,12 +16,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from sluice.errors import SluiceError
+import psutil
+
 from tests.incidents.incidents import INCIDENTS, Incident
-from tests.incidents.stage import READ_BEFORE, CannotBeStaged, Stage, stage
+from tests.incidents.stage import READ_BEFORE, Stage, stage
 
 COUNT = 10
-STARTED, REQUEST, ANSWER = "drill.json", "request", "answer"
+STARTED, PID, REQUEST, SAID, ANSWER = "drill.json", "pid", "request", "said", "answer"
 POLL_S = 0.5
 
 
@@ -39,6 +41,7 @@ def chosen(seed: int) -> list[Incident]:
 def start(folder: Path, seed: int) -> None:
     """Start the platform, cause an incident at each request `next`, and end at the request `stop`."""
     folder.mkdir(parents=True)
+    write(folder / PID, str(os.getpid()))
     incidents = chosen(seed)
     with stage(folder) as opened, ExitStack() as present:
         opened.read_first_records(*READ_BEFORE)
@@ -59,10 +62,11 @@ def _begin(opened: Stage, present: ExitStack, folder: Path, incident: Incident, 
     try:
         present.close()
         present.enter_context(incident.cause(opened))
-    except (CannotBeStaged, SluiceError) as error:
-        # The drill goes on with the other incidents.
+    except Exception as error:
+        # Airflow, Kafka and PostgreSQL may fail in any way after an incident. The drill goes on with the other
+        # incidents, because `next` would wait forever for a drill that has ended.
         (folder / ANSWER).write_text("The incident could not be staged.\n")
-        return f"incident {number} could not be staged: {error}"
+        return f"incident {number} could not be staged: {type(error).__name__}: {error}"
     kind = incident.kind or "the ledger"
     text = f"{incident.name}. Pipeline {incident.pipeline}, kind {kind}, alert {incident.alert}."
     (folder / ANSWER).write_text(f"{text}\n{incident.cause.__doc__ or ''}\n")
@@ -100,19 +104,33 @@ def _request(folder: Path) -> str:
 
 
 def _say(folder: Path, text: str) -> None:
-    (folder / "said").write_text(text)
+    write(folder / SAID, text)
     print(text, flush=True)
 
 
-def ask(folder: Path, request: str) -> None:
-    """Ask the running drill for the next incident, and wait until it has begun; or tell it to stop."""
-    said = folder / "said"
+def write(file: Path, text: str) -> None:
+    """Write a file that another process waits for, and that it therefore must not read half-written."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def ask(folder: Path, request: str) -> int:
+    """Ask the running drill for the next incident, and wait until it has begun; or tell it to stop.
+
+    Returns the status of the command: 1 if the drill has ended.
+    """
+    said, pid = folder / SAID, int((folder / PID).read_text())
     said.unlink(missing_ok=True)
-    (folder / REQUEST).write_text(request)
+    write(folder / REQUEST, request)
     while request == "next" and not said.exists():
+        if not psutil.pid_exists(pid):
+            print("The drill has ended. Its output says why.")
+            return 1
         time.sleep(POLL_S)
     if said.exists():
         print(said.read_text())
+    return 0
 
 
 def main(arguments: list[str]) -> int:
@@ -120,7 +138,7 @@ def main(arguments: list[str]) -> int:
         case ["start", folder, *rest]:
             start(Path(folder).absolute(), int(rest[0]) if rest else random.randrange(10**6))
         case ["next" | "stop" as request, folder]:
-            ask(Path(folder), request)
+            return ask(Path(folder), request)
         case ["answer", folder]:
             print((Path(folder) / ANSWER).read_text())
         case _:

@@ -238,6 +238,7 @@ def clock_ahead(stage: Stage) -> Iterator[None]:
     stage.await_no_driver("sales")
     stage.send("sales")
     driver = stage.start("driver-with-wrong-clock", "run", "sales", **clock.environment)
+    stage.wait(lambda: driver.process.poll() is not None, "the driver with the wrong clock goes on")
     driver.finish()
     yield
     stage.change("dags/sales", is_paused=False)
@@ -362,7 +363,7 @@ INCIDENTS = [
     ),
     Incident(
         "The disk of the shards is nearly full", "sales", "disk", "DiskNearlyFull", disk_nearly_full,
-        nothing, "A disk is nearly full", "GiB left for",
+        nothing, "A disk is nearly full", "left for",
     ),
     Incident(
         "A driver's clock is an hour ahead", "sales", "clock", "ClockOff", clock_ahead,
