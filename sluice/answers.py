@@ -185,6 +185,7 @@ FailureKind = Literal[
     "disk",
     "clock",
     "growth",
+    "retention",
 ]
 
 
@@ -205,6 +206,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `disk` | a disk is nearly full |
     | `clock` | the clock of a host is off |
     | `growth` | the state grows without a bound |
+    | `retention` | old snapshots and rows cannot be deleted |
     """
 
     kind: FailureKind

@@ -93,7 +93,7 @@ class RecordsHeld(EngineError):
     """An open transaction of a producer holds back records of a pipeline."""
 
     title = "A transaction holds back records"
-    next_step = "Find the producer and stop it, or end its transaction: kafka-transactions.sh describe-producers."
+    next_step = "Find the producer and stop it, or end its transaction with kafka-transactions.sh."
 
 
 class NoSlot(EngineError):
@@ -140,6 +140,13 @@ class StateGrows(EngineError):
 
     title = "The state grows without a bound"
     next_step = "Give its windows a retention, or its tables a way to delete keys."
+
+
+class RetentionFailed(EngineError):
+    """Old snapshots, or rows that only old snapshots need, could not be deleted, so the state keeps growing."""
+
+    title = "Retention failed"
+    next_step = "Remove the cause. To repeat retention before the next day, trigger the DAG sluice_retention."
 
 
 class BrokersUnreachable(EngineError):
@@ -201,6 +208,13 @@ class StateError(SluiceError):
     status = 503
     title = "State unavailable"
     next_step = "Try again. If the error persists, check that the ledger and the workers' shards are reachable."
+
+
+class ServerHangs(StateError):
+    """A state server accepts connections and does not answer requests."""
+
+    title = "A state server hangs"
+    next_step = "End its process on its host and start it again, or promote its standbys: sluice standby promote."
 
 
 class DamagedState(StateError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
@@ -45,7 +46,7 @@ def status() -> None:
 
     table = Table("pipeline", "status", "newest snapshot", box=None)
     failures: list[Failure] = []
-    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+    with errors_as_messages(), _naming(settings().ledger), Ledger.open(settings().ledger) as ledger:
         loaded = load_pipelines(settings().pipelines)
         check_hosts(ledger, LedgerFigures.read(ledger), settings())
         figures = LedgerFigures.read(ledger)
@@ -69,6 +70,19 @@ def status() -> None:
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
+
+
+@contextmanager
+def _naming(ledger: str) -> Iterator[None]:
+    """Add the ledger's address, without a password, to the error of a ledger that cannot be read."""
+    from sluice.errors import StateError
+    from sluice.state.shard.passwords import without_password
+
+    try:
+        yield
+    except StateError as error:
+        detail = f"{error.detail} The ledger is at {without_password(ledger)}."
+        raise StateError(detail, next_step=error.next_step) from None
 
 
 def _problem(same: Sequence[Failure]) -> str:

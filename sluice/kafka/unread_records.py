@@ -15,6 +15,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.kafka.brokers import ANSWER_SECONDS
+from sluice.values.host_ports import address_of
 from sluice.values.topic_patterns import is_pattern, named_or_matching
 
 _MISSING_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
@@ -34,6 +35,8 @@ class Lag:
     full_ends: Offsets = field(default_factory=dict)
     """The ends of partitions including the records that open transactions hold back. May omit
     partitions in which no records are held back."""
+    broker: str = ""
+    """HOST:PORT of a broker that has one of the partitions; empty if no partition has a broker."""
 
     @property
     def unread(self) -> int:
@@ -96,7 +99,7 @@ class Lag:
         """The lag of one pipeline, from this lag, which has the topics of several pipelines."""
         read = named_or_matching(topics, self.ends)
         ends = {topic: self.ends[topic] for topic in read if topic in self.ends}
-        return Lag(ends, positions, self.begins, self.full_ends)
+        return Lag(ends, positions, self.begins, self.full_ends, self.broker)
 
     def still_held(self, later: Lag) -> Lag:
         """A later lag, with only the partitions in which the same transaction holds back records as in this lag."""
@@ -107,7 +110,7 @@ class Lag:
                 # A transaction that has ended moves the end of the committed records.
                 if before.get(topic, {}).get(partition) == end:
                     ends.setdefault(topic, {})[partition] = end
-        return Lag(ends, later.positions, later.begins, later.full_ends)
+        return Lag(ends, later.positions, later.begins, later.full_ends, later.broker)
 
     def _count(self, topic: str, partition: int, end: int) -> int:
         """The number of offsets before `end` that the pipeline has not read."""
@@ -131,7 +134,7 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     `topics` are names and patterns. Topics that do not exist are omitted. Raises KafkaException or
     TimeoutError if no broker answers.
     """
-    partitions = _partitions(admin, topics)
+    partitions, broker = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -141,21 +144,23 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
         positions,
         begins,
         _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED),
+        broker,
     )
 
 
-def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartition]:
-    """The partitions of the topics that exist.
+def _partitions(admin: AdminClient, topics: Iterable[str]) -> tuple[list[TopicPartition], str]:
+    """The partitions of the topics that exist, and the address of a broker that has one of them.
 
     Without a pattern, only these topics are asked for, however many the cluster has.
     """
     partitions: list[TopicPartition] = []
+    broker = ""
     names = [*topics]
     if any(map(is_pattern, names)):
         names = named_or_matching(names, admin.list_topics(timeout=ANSWER_SECONDS).topics)
     # The client refuses an empty list.
     if not names:
-        return []
+        return [], broker
     futures = admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
     for name, future in futures.items():
         try:
@@ -164,8 +169,12 @@ def _partitions(admin: AdminClient, topics: Iterable[str]) -> list[TopicPartitio
             if error.args[0].code() not in _MISSING_TOPIC:
                 raise
         else:
-            partitions += [TopicPartition(name, partition.id) for partition in described.partitions]
-    return partitions
+            for partition in described.partitions:
+                partitions.append(TopicPartition(name, partition.id))
+                # While a partition has no broker, it has no leader.
+                if partition.leader is not None:
+                    broker = address_of(partition.leader.host, partition.leader.port)
+    return partitions, broker
 
 
 def _offsets(

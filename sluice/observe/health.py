@@ -88,11 +88,24 @@ def not_started(pipeline: str, since: datetime) -> Failure:
 
 def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
     """The failure of a pipeline whose records a transaction has held back since a time."""
-    held = {partition: lag.held_in(*partition) for partition in lag.partitions()}
-    places = ", ".join(f"{topic}/{number}" for (topic, number), count in held.items() if count)
-    error = RecordsHeld(f"It holds back {counted(sum(held.values()), 'record')} of {places}.")
+    held = {partition: count for partition in lag.partitions() if (count := lag.held_in(*partition))}
+    places = ", ".join(f"{topic}/{number}" for topic, number in held)
+    detail = f"It holds back {counted(sum(held.values()), 'record')} of {places}."
+    error = RecordsHeld(detail, next_step=_end_transaction(lag, *next(iter(held))) if lag.broker and held else "")
     failure = Failure.of(error, pipeline, kind="held")
     return msgspec.structs.replace(failure, at=since)
+
+
+def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
+    """The commands that find the producer of the transaction in a partition, and end the transaction."""
+    command = f"kafka-transactions.sh --bootstrap-server {lag.broker}"
+    where = f"--topic {topic} --partition {partition}"
+    # A reader of committed records stops at the first record of the oldest open transaction.
+    start = lag.ends[topic][partition]
+    return (
+        f"Find the producer and stop it: `{command} describe-producers {where}`. "
+        f"Or end its transaction: `{command} abort {where} --start-offset {start}`."
+    )
 
 
 def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:

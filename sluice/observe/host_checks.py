@@ -19,7 +19,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from sluice.answers import FailureKind
-from sluice.errors import ClockOff, DiskNearlyFull, HostSilent, SluiceError, StateError
+from sluice.errors import ClockOff, DiskNearlyFull, HostSilent, ServerHangs, SluiceError, StateError
 from sluice.observe.monitoring import LedgerFigures
 from sluice.settings import Settings
 from sluice.state.ledger.failures import Failure
@@ -28,6 +28,7 @@ from sluice.state.model import GenerationInfo
 from sluice.state.remote.server_identity import fetch_card
 from sluice.state.shard.addresses import file_of
 from sluice.values.host_ports import address_of
+from sluice.values.phrases import size_text
 
 OBSERVING_SECONDS = 20.0
 CLOCK_SECONDS = 5.0
@@ -122,14 +123,10 @@ def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
     for folder, (free, size) in disks(configuration).items():
         needed = needed_bytes(size)
         if free < needed:
-            left = f"{own} has {_gib(free)} of {_gib(size)} left for {folder}"
-            yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {_gib(needed)}."))
+            left = f"{own} has {size_text(free)} of {size_text(size)} left for {folder}"
+            yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
             # A host has one failure of its disks, even if the ledger's and the shards' disks are full.
             return
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
 
 
 def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:
@@ -173,7 +170,9 @@ def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[
             errors = dict(zip(servers, asking.map(_error_of, servers.values(), servers), strict=True))
         for address, error in errors.items():
             if isinstance(error, StateError):
-                silent[address] = Sight("host", address, HostSilent(error.detail))
+                # The next step of other errors would be to check the address, which is that in the ledger.
+                next_step = error.next_step if isinstance(error, ServerHangs) else ""
+                silent[address] = Sight("host", address, HostSilent(error.detail, next_step=next_step))
             elif error is not None:
                 unknown.add(address)
     return silent, unknown

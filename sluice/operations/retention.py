@@ -5,11 +5,13 @@ The retention of windows is in `engine/publish/window_expiry.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sluice.errors import StateError
+from sluice.errors import RetentionFailed, StateError
 from sluice.kafka.unread_records import Offsets
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import Snapshot
@@ -62,6 +64,15 @@ def retain(
         except StateError as error:
             failed[worker.number] = error.detail
     return RetentionResult(pipeline, forgotten, versions, failed)
+
+
+def note_retention(ledger: Ledger, pipeline: str, reasons: Sequence[str], secrets: Iterable[str] = ()) -> None:
+    """Record the failure `retention`, with the reasons why old state could not be deleted. Clear it without reasons."""
+    if reasons:
+        error = RetentionFailed(" ".join(reasons))
+        ledger.failures.keep(Failure.of(error, pipeline, kind="retention", secrets=secrets))
+    else:
+        ledger.failures.clear(pipeline, "retention")
 
 
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:

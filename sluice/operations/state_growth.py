@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date
 from itertools import pairwise
 
-from sluice.errors import StateGrows
+from sluice.errors import StateError, StateGrows
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.state_sizes import DAYS
-from sluice.state.remote.opening import sizes_of_shards
+from sluice.state.model import GenerationInfo
+from sluice.state.remote.opening import open_shard, sizes_of_shards
+from sluice.values.phrases import listed, size_text
 
 _SMALL = 2**30
 """Growth of a state that is smaller than 1 GiB is no failure, because the state of a new pipeline
@@ -32,11 +36,33 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     ledger.sizes.note(pipeline, today, sum(sizes.values()))
     noted = ledger.sizes.of(pipeline)
     if is_growing(noted):
-        first, last = noted[0] / 2**30, noted[-1] / 2**30
-        error = StateGrows(f"It has grown on each of the last {DAYS} days, from {first:.1f} to {last:.1f} GiB.")
+        first, last = size_text(noted[0]), size_text(noted[-1])
+        detail = f"It has grown on each of the last {DAYS} days, from {first} to {last}."
+        error = StateGrows(f"{detail} {_largest_part(info)}".rstrip())
         ledger.failures.keep(Failure.of(error, pipeline, kind="growth"))
     else:
         ledger.failures.clear(pipeline, "growth")
+
+
+def _largest_part(info: GenerationInfo) -> str:
+    """Names the store or the operator with the most rows; empty if a shard cannot be read."""
+    # The module imports the planner, which Airflow need not load to parse the DAG.
+    from sluice.engine.run.compatibility import number_of
+
+    rows = Counter[str]()
+    operators = {number_of(definition): name for name, definition in info.operators.items()}
+    with suppress(StateError):
+        for worker in info.workers:
+            with open_shard(worker.server or worker.location) as shard:
+                counts = shard.row_counts()
+            for group, count in counts.groups.items():
+                stores = [store.name for store in info.stores if store.group_id == group]
+                rows[f"{'store' if len(stores) == 1 else 'stores'} {listed(stores)}"] += count
+            for number, count in counts.operators.items():
+                rows[f"operator {operators.get(number, number)}"] += count
+        for largest, most in rows.most_common(1):
+            return f"Of its {rows.total():,} rows, {most:,} belong to the {largest}."
+    return ""
 
 
 def is_growing(sizes: Sequence[int]) -> bool:

@@ -10,10 +10,10 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG, Param
 
 from sluice.airflow_connections import KAFKA, kafka_config
-from sluice.errors import BrokersUnreachable, SettingsError, SluiceError, StateError
+from sluice.errors import BrokersUnreachable, RetentionFailed, SettingsError, SluiceError
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Offsets, read_lag
-from sluice.operations.retention import merge_history, retain
+from sluice.operations.retention import merge_history, note_retention, retain
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings
@@ -23,7 +23,10 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline. Raises StateError at the end if it failed for some pipelines or shards."""
+    """Apply retention to every pipeline. Raises RetentionFailed at the end if it failed for some pipelines or shards.
+
+    Also records for each pipeline whether retention failed.
+    """
     failed: list[str] = []
     with Ledger.open(settings().ledger) as ledger:
         begins = _begin_offsets(ledger)
@@ -34,19 +37,21 @@ def retain_all(params: dict[str, Any]) -> None:
                 note_size(ledger, pipeline, datetime.now(UTC).date())
             except SluiceError as error:
                 # What is wrong with one pipeline must not keep other pipelines from being retained.
-                failed.append(f"{pipeline}: {error.detail}")
-                continue
-            log.info(
-                "retained",
-                pipeline=pipeline,
-                snapshots=done.snapshots,
-                versions=done.versions,
-                batches=merged,
-            )
-            # One shard that cannot be reached must not keep other shards from being compacted.
-            failed += [f"{pipeline}, worker {worker}: {why}" for worker, why in done.failed.items()]
+                reasons = [error.detail]
+            else:
+                log.info(
+                    "retained",
+                    pipeline=pipeline,
+                    snapshots=done.snapshots,
+                    versions=done.versions,
+                    batches=merged,
+                )
+                # One shard that cannot be reached does not keep other shards from being compacted.
+                reasons = [f"Worker {worker}: {why}" for worker, why in done.failed.items()]
+            note_retention(ledger, pipeline, reasons, settings().secrets)
+            failed += [f"{pipeline}: {reason}" for reason in reasons]
     if failed:
-        raise StateError(f"Retention has not removed everything: {'; '.join(failed)}")
+        raise RetentionFailed(f"Not everything was deleted. {' '.join(failed)}")
 
 
 def _begin_offsets(ledger: Ledger) -> Offsets:

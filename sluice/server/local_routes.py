@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from sluice.api.http.bodies import read_body
 from sluice.api.http.problems import problem, problem_of
+from sluice.api.http.replies import JsonResponse
 from sluice.errors import NotFound, QueryError, SluiceError, sentence
 from sluice.query.scan_slots import Gate
 from sluice.server.served_shards import ServedShards
@@ -135,6 +136,7 @@ class LocalApp:
             ("PUT", f"{SHARD}/versions", self._absorb),
             ("GET", f"{SHARD}/last", self._last),
             ("GET", f"{SHARD}/size", self._size),
+            ("GET", f"{SHARD}/rows", self._row_counts),
             ("POST", f"{SHARD}/settle", self._settle),
             ("POST", f"{SHARD}/seal", self._seal),
         ]
@@ -274,6 +276,9 @@ class LocalApp:
     async def _last(self, request: Request) -> Any:
         return await self._on(request, lambda shard: shard.last_places())
 
+    async def _row_counts(self, request: Request) -> Any:
+        return await self._on(request, lambda shard: shard.row_counts())
+
     async def _size(self, request: Request) -> int:
         place = await self._shards.location(*_shard(request))
         size = await asyncio.to_thread(size_of, place)
@@ -320,12 +325,11 @@ def _handler(
         except Exception:
             log.exception("A request failed")
             return problem(500, "The request failed.", "See the server's log.")
-        return result if isinstance(result, Response) else Response(msgspec.json.encode(result), media_type=_JSON)
+        return result if isinstance(result, Response) else JsonResponse(msgspec.json.encode(result), ())
 
     return respond
 
 
-_JSON = "application/json"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 

@@ -1,9 +1,10 @@
-"""Counts and durations as people write them."""
+"""Counts, durations and sizes as people write them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+_SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
@@ -15,6 +16,12 @@ def duration_text(ms: int) -> str:
         if count:
             parts.append(f"{count} {unit}")
     return ("-" if ms < 0 else "") + (" ".join(parts) or "0 s")
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in the largest unit of which there is at least one, such as `1.5 GiB` or `0.2 KiB`."""
+    unit = next((unit for unit, smallest in _SIZES.items() if size >= smallest), "KiB")
+    return f"{size / _SIZES[unit]:,.1f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,6 +14,7 @@
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
+| retention | old snapshots and rows cannot be deleted | the DAG for retention | it has deleted them |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.

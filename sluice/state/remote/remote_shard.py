@@ -28,6 +28,7 @@ from sluice.state.shard.shard import (
     Checksums,
     Journal,
     LastPlaces,
+    RowCounts,
     Shard,
     Version,
 )
@@ -286,6 +287,10 @@ class RemoteShard(Shard):
     @override
     def last_places(self) -> LastPlaces:
         return msgspec.json.decode(self._call("GET", "/last"), type=LastPlaces)
+
+    @override
+    def row_counts(self) -> RowCounts:
+        return msgspec.json.decode(self._call("GET", "/rows"), type=RowCounts)
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

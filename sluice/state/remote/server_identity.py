@@ -14,7 +14,7 @@ import secrets
 import httpx
 import msgspec
 
-from sluice.errors import Refused, StateError
+from sluice.errors import Refused, ServerHangs, StateError
 from sluice.state.database import first_line
 from sluice.state.remote.connection import SAME_TOKEN, client_options, server_token
 
@@ -57,8 +57,8 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """The proved card of the state server at a URL. `address` names the server in errors.
 
-    Raises StateError if no state server answers, and Refused if the server does not know this
-    process's token.
+    Raises StateError if no state server answers, the kind ServerHangs if the server accepts connections all the same,
+    and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
     options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
@@ -66,6 +66,10 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
     try:
         with httpx.Client(**options) as client:
             response = client.get(url)
+    except (httpx.ReadTimeout, httpx.WriteTimeout):
+        raise ServerHangs(
+            f"The state server at {address} accepts connections, but has not answered within {_ANSWER_SECONDS:g} s."
+        ) from None
     except httpx.HTTPError as error:
         raise _no_answer(address, error) from None
     if response.status_code == httpx.codes.UNAUTHORIZED:
@@ -84,10 +88,21 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
 
 
 def _no_answer(address: str, error: Exception) -> StateError:
+    if _is_refused(error):
+        reason = "no program listens at this port"
+    elif isinstance(error, httpx.ConnectTimeout):
+        reason = "its host does not answer, or a firewall is in between"
+    else:
+        reason = first_line(error).rstrip(".") or type(error).__name__
     return StateError(
-        f"No state server answers at {address} ({first_line(error).rstrip('.') or type(error).__name__}).",
+        f"No state server answers at {address}: {reason}.",
         next_step="Check the address, and that the server runs. Give --tls if it has a certificate, and only then.",
     )
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether the host has refused a connection. The HTTP client raises its own error because of the system's error."""
+    return error is not None and (isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__))
 
 
 def _mac(token: str, *parts: str) -> str:

@@ -30,6 +30,7 @@ from sluice.state.shard.shard import (
     Journal,
     JournalEntry,
     LastPlaces,
+    RowCounts,
     Shard,
     Version,
 )
@@ -510,6 +511,11 @@ class LocalShard(Shard):
         )
         newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
         return LastPlaces(rows[0] if rows else None, states[0] if states else None, newest_answer)
+
+    @override
+    def row_counts(self) -> RowCounts:
+        groups = self._driver.fetch(statements.ROWS_BY_GROUP, ())
+        return RowCounts(dict(groups), dict(self._driver.fetch(statements.STATES_BY_OPERATOR, ())))
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

@@ -91,6 +91,15 @@ class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
     """The time of the newest answers, epoch ms."""
 
 
+class RowCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers of rows in a shard, with all versions."""
+
+    groups: dict[int, int]
+    """Group id → number of its state rows."""
+    operators: dict[int, int]
+    """Operator's number → number of its states."""
+
+
 NO_PLACES = LastPlaces(None, None)
 NOTHING_FORGOTTEN: Mapping[str, int] = MappingProxyType({})
 
@@ -316,6 +325,9 @@ class Shard(Protocol):
 
     def last_places(self) -> LastPlaces:
         """The last row, state and answer, after which an interrupted copy continues."""
+
+    def row_counts(self) -> RowCounts:
+        """The numbers of rows of each group and operator. Reads the whole shard, which may take minutes."""
 
     def replace_journal(self, since: int, journal: Journal) -> None:
         """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""

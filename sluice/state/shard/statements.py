@@ -44,6 +44,8 @@ FENCE_OLDER_WRITERS = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
 # still a valid table.
 ADD_TO_ROW_COUNTS = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
 ROW_COUNTS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
+ROWS_BY_GROUP = "SELECT group_id, count(*) FROM state_rows GROUP BY group_id"
+STATES_BY_OPERATOR = "SELECT operator, count(*) FROM states GROUP BY operator"
 # After a copy, the rows that were copied count as written.
 RESET_WRITER = """UPDATE shard SET epoch = ?, state_rows = (SELECT count(*) FROM state_rows),
     states = (SELECT count(*) FROM states)"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,6 +136,17 @@ def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
     assert problems[1].endswith(f": A disk is nearly full. {full.detail} {full.next_step}")
 
 
+def test_status_names_the_ledger_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}/sluice"
+        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2")
+        settings.cache_clear()
+        said = sluice("status")
+    assert said.exit_code == 1
+    assert re.search(rf"The ledger is at postgresql\S*://ada@{place}", said.stderr)
+    assert "secret" not in said.stderr
+
+
 def test_status_of_healthy_pipelines() -> None:
     said = sluice("status")
     assert (said.exit_code, said.stderr) == (0, "")
@@ -147,7 +159,7 @@ def test_status_names_a_transaction_that_stays_open(
 ) -> None:
     States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
     lasts = {"orders": {0: 17, 1: 5}}
-    lags = [Lag({"orders": {0: end, 1: 5}}, {}, {}, lasts) for end in (10, end_later)]
+    lags = [Lag({"orders": {0: end, 1: 5}}, {}, {}, lasts, "b:9092") for end in (10, end_later)]
     oldest = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
     monkeypatch.setattr("sluice.kafka.unread_records.read_lag", lambda _admin, _topics, _read: lags.pop(0))
@@ -162,6 +174,8 @@ def test_status_names_a_transaction_that_stays_open(
         "orders, since 2026-01-02 03:04:05 UTC: A transaction holds back records. It holds back 7 records of orders/0."
     )
     assert (told in said.stdout) == is_named
+    command = "`kafka-transactions.sh --bootstrap-server b:9092 abort --topic orders --partition 0 --start-offset 10`"
+    assert (command in said.stdout) == is_named
 
 
 def test_status_without_a_broker_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from sluice.observe.host_checks import check_hosts, needed_bytes
 from sluice.observe.metrics import gauges, of_pipeline, prometheus
 from sluice.observe.monitoring import LedgerFigures
 from sluice.operations import state_growth
+from sluice.operations.retention import note_retention
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
 from sluice.settings import settings
@@ -52,6 +55,7 @@ class Stage:
     states: States
     patch: pytest.MonkeyPatch
     lag: Lag = READ
+    stack: ExitStack = field(default_factory=ExitStack)
 
     def keep(self, failure: Failure | None) -> None:
         assert failure is not None
@@ -79,7 +83,8 @@ def stage(states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
     monkeypatch.setattr("sluice.commands.status_command._WATCH_SECONDS", 0.01)
     monkeypatch.setattr("sluice.kafka.open_transactions.oldest_held", lambda *_: None)
-    yield staged
+    with staged.stack:
+        yield staged
     settings.cache_clear()
 
 
@@ -146,6 +151,15 @@ def host_silent(stage: Stage) -> None:
     stage.observe()
 
 
+def host_hangs(stage: Stage) -> None:
+    from sluice.state.ledger.placement import Placement
+
+    hanging = stage.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    stage.patch.setattr("sluice.state.remote.server_identity._ANSWER_SECONDS", 0.3)
+    placed(stage.states, Placement("orders", 0, "127.0.0.1", hanging.getsockname()[1]))
+    stage.observe()
+
+
 def disk_full(stage: Stage) -> None:
     usage = shutil.disk_usage("/")._replace(free=300 * 2**20)
     stage.patch.setattr("sluice.observe.host_checks.shutil.disk_usage", lambda _: usage)
@@ -155,6 +169,10 @@ def disk_full(stage: Stage) -> None:
 def clock_off(stage: Stage) -> None:
     stage.states.publish({"a": "[1,3]"}, published_at=datetime.now(UTC) + timedelta(hours=1))
     stage.observe()
+
+
+def retention_failed(stage: Stage) -> None:
+    note_retention(stage.states.ledger, "orders", ["Worker 1: The shard is locked."])
 
 
 def state_grows(stage: Stage) -> None:
@@ -176,10 +194,15 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     another_lease: ("lease", "waits for host far, process 7"),
     records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
     flood: ("rejections", "19,406"),
-    host_silent: ("host", "No state server answers at 127.0.0.1:"),
+    host_silent: ("host", "no program listens at this port. Start it again on its host"),
+    host_hangs: ("host", "accepts connections, but has not answered within 0.3 s. End its process"),
     disk_full: ("disk", "GiB left for"),
     clock_off: ("clock", "in the future of"),
-    state_grows: ("growth", "It has grown on each of the last 7 days"),
+    state_grows: (
+        "growth",
+        "KiB. Of its 1 rows, 1 belong to the store",
+    ),
+    retention_failed: ("retention", "Worker 1: The shard is locked. Remove the cause."),
 }
 """How to stage an incident → the kind of the failure, and a part of its text."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import QueryError, StateError
+from sluice.errors import QueryError, RetentionFailed
 from sluice.operations.retention import retain
 from sluice.orchestration import maintenance_dag
 from sluice.settings import settings
@@ -32,7 +32,13 @@ def test_an_error_of_one_pipeline_does_not_keep_others_from_being_retained(
         return retain(of_ledger, pipeline, *options)
 
     monkeypatch.setattr(maintenance_dag, "retain", failing)
-    with pytest.raises(StateError, match=r"first: It cannot be read\."):
+    with pytest.raises(RetentionFailed, match=r"first: It cannot be read\."):
         maintenance_dag.retain_all({"keep_snapshots": 1, "keep_hours": 0})
     snapshots = states.ledger.snapshots
     assert [len(snapshots.recent(name)) for name in ("first", "second")] == [3, 1]
+    (failure,) = states.ledger.failures.all()
+    assert (failure.pipeline, failure.kind, failure.detail) == ("first", "retention", "It cannot be read.")
+
+    monkeypatch.setattr(maintenance_dag, "retain", retain)
+    maintenance_dag.retain_all({"keep_snapshots": 1, "keep_hours": 0})
+    assert states.ledger.failures.all() == [], "the next run has retained it"
