@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
@@ -141,9 +141,9 @@ class Catalogue:
         when.require_reached(newest.snapshot)
         return newest.pin(store.name)
 
-    async def newest(self, pipeline: str) -> PipelineSnapshot | None:
+    def newest(self, pipeline: str) -> Awaitable[PipelineSnapshot | None]:
         """The newest snapshot of a pipeline, or None before the first snapshot."""
-        return await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
+        return self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:
         """Raise Gone if retention has removed the snapshot of a result, because the result may lack rows."""
@@ -208,7 +208,8 @@ class Catalogue:
                 # The read begins before the cached result is too old, so that no query waits for
                 # it.
                 self._read(name, read)
-            return cast("T", cached.value)
+            value: T = cached.value
+            return value
         shared_read = None if since is not None else self._reads.get(name)
         # A query that is cancelled must not cancel the read for other queries.
         result: _Cached = await asyncio.shield(shared_read or self._read(name, read))

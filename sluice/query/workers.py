@@ -75,15 +75,14 @@ class OpenWorkers(Generic[W]):
         self._workers[key] = worker
         return worker
 
-    async def close_unused(self) -> None:
-        """Close the workers that have not been used for `OPEN_SECONDS`.
+    def may_have_unused(self) -> bool:
+        """Whether to call `close_unused`: at most once in `OPEN_SECONDS`."""
+        return self._checked <= self._clock() - OPEN_SECONDS
 
-        Looks for such workers at most once in this time.
-        """
-        oldest = self._clock() - OPEN_SECONDS
-        if self._checked > oldest:
-            return
+    async def close_unused(self) -> None:
+        """Close the workers that have not been used for `OPEN_SECONDS`."""
         self._checked = self._clock()
+        oldest = self._checked - OPEN_SECONDS
         unused = [key for key, used in self._used.items() if used < oldest]
         for key in unused:
             del self._used[key]
@@ -155,7 +154,8 @@ class Workers:
             if until > time.monotonic():
                 return [], _unavailable(info, why)
             del self._paused[info.server]
-        await self._open.close_unused()
+        if self._open.may_have_unused():
+            await self._open.close_unused()
         worker = self._worker(info)
         seconds = WORKER_SECONDS
         try:

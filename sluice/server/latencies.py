@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from functools import partial
 from itertools import zip_longest
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sluice.server.http_protocol import BEGUN
 from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Measurement
 
 _NAME = "request_duration_seconds"
@@ -54,20 +56,16 @@ class Latencies:
         asked_for = _NAMES.get(prefix)
         if asked_for is None:
             return app
-        histograms = self._histograms
 
-        async def measured(scope: Scope, receive: Receive, send: Send) -> None:
-            begun = time.monotonic()
-
-            async def send_measured(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    kind = asked_for, message["status"] // 100
-                    histogram = histograms.get(kind)
-                    if histogram is None:
-                        histogram = histograms[kind] = _Histogram()
-                    histogram.add(time.monotonic() - begun)
-                await send(message)
-
-            await app(scope, receive, send_measured)
+        def measured(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            scope[BEGUN] = partial(self._add, asked_for, time.monotonic())
+            return app(scope, receive, send)
 
         return measured
+
+    def _add(self, asked_for: str, since: float, status: int) -> None:
+        kind = asked_for, status // 100
+        histogram = self._histograms.get(kind)
+        if histogram is None:
+            histogram = self._histograms[kind] = _Histogram()
+        histogram.add(time.monotonic() - since)

@@ -73,7 +73,8 @@ class ServedShards:
         Raises Refused if another server has the shard.
         """
         address = await self.location(ref, number)
-        await self._open.close_unused()
+        if self._open.may_have_unused():
+            await self._open.close_unused()
         worker = self._open.get((ref, number))
         if worker is None:
             published = partial(self._ledger.audits.checksum, ref, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -246,6 +246,8 @@ def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
+        # Uvicorn would take an app for one of an older version if its call is not a coroutine function.
+        interface="asgi3",
         lifespan="off",
         ws="none",
         access_log=False,
@@ -298,10 +300,10 @@ class _WithState:
         self._state = state
         self._prefix = prefix
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope["state"][API_STATE] = self._state
         scope["root_path"] = scope.get("root_path", "") + self._prefix
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 class _Mounts:
@@ -310,7 +312,7 @@ class _Mounts:
     def __init__(self, apps: dict[str, ASGIApp]) -> None:
         self._apps = apps
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         prefix = "/" + scope["path"][1:].partition("/")[0]
         app = self._apps.get(prefix)
-        await (app or not_found())(scope, receive, send)
+        return (app or not_found())(scope, receive, send)

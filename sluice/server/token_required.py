@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Awaitable, Collection
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,6 +33,10 @@ class TokenHolder(Principal):
     async def may_edit(self, pipeline: str) -> bool:
         return True
 
+    @override
+    async def readable(self, pipelines: Collection[str]) -> Collection[str]:
+        return pipelines
+
 
 class TokenRequired:
     """ASGI middleware that responds with 401 to every request without the servers' token.
@@ -44,21 +49,31 @@ class TokenRequired:
         self._app = app
         self._token = token
         self._card = card
-        self._expected = f"bearer {token}".encode()
+        self._expected = f"Bearer {token}".encode()
         self._holder = TokenHolder()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass the request on, or respond with 401."""
-        scheme, _, credentials = header(scope, b"authorization").partition(b" ")
-        # The comparison takes equally long for every wrong token, so that its time tells nothing
+        authorization = header(scope, b"authorization")
+        if not self._has_token(authorization):
+            return self._answer_without_token(authorization, scope, receive, send)
+        proven = scope.get(PROVEN)
+        if proven is not None:
+            proven()
+        authenticate(scope, self._holder, self._same_holder)
+        return self._app(scope, receive, send)
+
+    def _has_token(self, authorization: bytes) -> bool:
+        # The comparisons take equally long for every wrong token, so that their time tells nothing
         # about the token.
-        if hmac.compare_digest(scheme.lower() + b" " + credentials, self._expected):
-            proven = scope.get(PROVEN)
-            if proven is not None:
-                proven()
-            authenticate(scope, self._holder, self._same_holder)
-            await self._app(scope, receive, send)
-            return
+        if hmac.compare_digest(authorization, self._expected):
+            return True
+        scheme, _, credentials = authorization.partition(b" ")
+        # Clients may write the scheme in capitals or in small letters.
+        return hmac.compare_digest(scheme.capitalize() + b" " + credentials, self._expected)
+
+    async def _answer_without_token(self, authorization: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, _, credentials = authorization.partition(b" ")
         number = self._challenge_number(scheme, credentials)
         if number is not None:
             content, proof = server_identity.proved_card(self._token, number, self._card)

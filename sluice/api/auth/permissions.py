@@ -9,8 +9,8 @@ see every pipeline and start its runs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +35,13 @@ class Principal(Protocol):
     async def may_edit(self, pipeline: str) -> bool:
         """Whether the principal may start runs of the pipeline and re-drive its dead letters."""
 
+    async def readable(self, pipelines: Collection[str]) -> Collection[str]:
+        """The pipelines that the principal may read.
+
+        Always looks up all pipelines, so that the time of a response does not reveal a hidden pipeline.
+        """
+        return [pipeline for pipeline in pipelines if await self.may_read(pipeline)]
+
 
 Refresh = Callable[[], Awaitable[Principal | None]]
 
@@ -44,12 +51,14 @@ def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
 
     Long streaming responses use `refresh` to check the log-in again.
     """
-    scope.setdefault("state", {}).update({_PRINCIPAL: principal, _REFRESH: refresh})
+    state = scope.setdefault("state", {})
+    state[_PRINCIPAL], state[_REFRESH] = principal, refresh
 
 
 def principal(request: Request) -> Principal:
     """The principal of a request."""
-    return cast("Principal", request.scope["state"][_PRINCIPAL])
+    found: Principal = request.scope["state"][_PRINCIPAL]
+    return found
 
 
 async def refresh_principal(request: Request) -> Principal | None:

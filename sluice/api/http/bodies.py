@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 
 from sluice.errors import QueryError
+from sluice.support.time_limit import finish_within
 
 
 class TooBig(QueryError):
@@ -25,14 +24,18 @@ class TooLate(QueryError):
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
     """Read the body. Raises TooBig or TooLate, after which the protocol closes the connection."""
+
+    def late() -> TooLate:
+        return TooLate(f"The request did not arrive within {seconds:g} s.")
+
+    return await finish_within(seconds, _read(request, most), late)
+
+
+async def _read(request: Request, most: int) -> bytes:
     body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                body += part
-                # The received bytes are compared, because a request need not have a Content-Length.
-                if len(body) > most:
-                    raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
-    except TimeoutError:
-        raise TooLate(f"The request did not arrive within {seconds:g} s.") from None
+    async for part in request.stream():
+        body += part
+        # The received bytes are compared, because a request need not have a Content-Length.
+        if len(body) > most:
+            raise TooBig(f"The request exceeds the limit of {most:,} bytes.")
     return bytes(body)

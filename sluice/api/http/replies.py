@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from sluice import answers
 from sluice.answers import WorkerStatus, is_partial
@@ -53,6 +55,11 @@ class Payload:
         return any(worker.standby for worker in self.workers)
 
 
+RESPOND = "sluice_respond"
+"""A key in a request's scope. Its value is a function of a state server that sends a whole response. It takes the
+scope, status, headers and body, and returns False if the response has to be sent as messages instead."""
+
+
 class JsonResponse(Response):
     """A response whose headers are already encoded. Starlette's `Response` encodes them each time."""
 
@@ -62,6 +69,12 @@ class JsonResponse(Response):
         self.background = None
         # Each response gets a new list, because middleware appends to the list.
         self.raw_headers = [*headers, *_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        respond = scope.get(RESPOND)
+        if respond is None or not respond(scope, self.status_code, self.raw_headers, self.body):
+            await super().__call__(scope, receive, send)
 
 
 def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
@@ -125,14 +138,14 @@ def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerS
     They name the snapshots, the workers that were unavailable, and the workers for which a standby
     answered. A response with neither kind of workers also gets an ETag.
     """
-    unavailable, standbys = set[int](), set[int]()
+    unavailable, standbys = [], []
     for worker in workers:
         if worker.status != "ok":
-            unavailable.add(worker.number)
+            unavailable.append(worker.number)
         elif worker.standby:
-            standbys.add(worker.number)
-    names, snapshots = tuple(pin.name for pin in pins), tuple(pin.snapshot.id for pin in pins)
-    return _provenance(names, snapshots, tuple(sorted(unavailable)), tuple(sorted(standbys)))
+            standbys.append(worker.number)
+    names, snapshots = [pin.name for pin in pins], [pin.snapshot.id for pin in pins]
+    return _provenance(tuple(names), tuple(snapshots), tuple(unavailable), tuple(standbys))
 
 
 @lru_cache(maxsize=1_000)
@@ -142,15 +155,16 @@ def _provenance(
     unavailable: tuple[int, ...],
     standbys: tuple[int, ...],
 ) -> Headers:
+    """The headers of `provenance`. A worker that was queried several times may be listed several times."""
     headers = {
         "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
         "x-sluice-partial": "true" if unavailable else "false",
     }
     if standbys:
-        headers["x-sluice-standby"] = ", ".join(map(str, standbys))
+        headers["x-sluice-standby"] = _listed(standbys)
     if unavailable:
         headers |= {
-            "x-sluice-unavailable": ", ".join(map(str, unavailable)),
+            "x-sluice-unavailable": _listed(unavailable),
             "cache-control": "no-store",
         }
     elif standbys:
@@ -160,6 +174,10 @@ def _provenance(
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}
     return tuple((name.encode(), value.encode()) for name, value in headers.items())
+
+
+def _listed(workers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted({*workers})))
 
 
 def etag(pins: Iterable[Pin | PipelineSnapshot]) -> str:

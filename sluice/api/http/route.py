@@ -204,10 +204,11 @@ class App:
         self._services = dict(services or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _path(scope)
+        root = scope.get("root_path", "").rstrip("/")
+        path: str = scope["path"].removeprefix(root)
         # Static files need a log-in, like everything else, but no permission.
         if self._static is not None and path.startswith("/static/"):
-            await self._static({**scope, "root_path": _root(scope) + "/static"}, receive, send)
+            await self._static({**scope, "root_path": root + "/static"}, receive, send)
             return
         for name, service in self._services.items():
             scope.setdefault("state", {}).setdefault(name, service)
@@ -219,7 +220,7 @@ class App:
         # The permission is checked before the method, because a 405 would reveal that a hidden path exists.
         if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
             return _no_route()
-        if (reader := readers.get(request.method)) is None:
+        if (reader := readers.get(request.scope["method"])) is None:
             detail = f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
             return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
         try:
@@ -349,13 +350,3 @@ def _without_values(error: str) -> str:
     if message.startswith("Object missing required field"):
         return message.replace("Object missing required field", "Missing parameter").replace("`", "")
     return f"{place.rstrip('`') or 'parameters'}: {message.replace('`', '')}"
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(_root(scope))
-
-
-def _root(scope: Scope) -> str:
-    root: str = scope.get("root_path", "")
-    return root.rstrip("/")

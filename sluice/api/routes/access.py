@@ -17,7 +17,7 @@ from sluice.api.auth.permissions import Principal, principal
 from sluice.api.http.replies import Payload, etag
 from sluice.api.http.request_headers import header
 from sluice.api.http.route import Unchanged
-from sluice.api.routes.api_state import ApiState, state_of
+from sluice.api.routes.api_state import API_STATE, ApiState, state_of_settings
 from sluice.api.routes.read_point import ReadPoint
 from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
@@ -51,8 +51,12 @@ class Access:
         self.request = request
         self.state = state
         self.reader = state.reader
-        self.services: Services = request.scope.get("state", {}).get(SERVICES) or NO_SERVICES
         self.user = user
+
+    @property
+    def services(self) -> Services:
+        """The services of the API's server."""
+        return self.request.scope.get("state", {}).get(SERVICES) or NO_SERVICES
 
     async def may_read(self, pipeline: str) -> bool:
         """Whether the user may read a pipeline."""
@@ -157,5 +161,7 @@ def require_complete(workers: Iterable[WorkerStatus]) -> None:
 
 
 async def access_of(request: Request) -> Access:
-    """The access of a request's user. The ledger is opened at the first request."""
-    return Access(request, await state_of(request), principal(request))
+    """The access of a request's user."""
+    # A state server has its own state.
+    state: ApiState | None = request.scope["state"].get(API_STATE)
+    return Access(request, state or await state_of_settings(), principal(request))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request
-
 from sluice.api.http.replies import Payload
 from sluice.query import Reader
 from sluice.query.ledger_reads import read_ledger
@@ -56,15 +54,8 @@ _states: dict[str, ApiState] = {}
 """Ledger's address → the state that requests to this ledger share."""
 
 
-async def state_of(request: Request) -> ApiState:
-    """The state for a request.
-
-    A state server has its own. Airflow's API server opens the state for the ledger in the settings
-    at the first request.
-    """
-    given: ApiState | None = request.scope["state"].get(API_STATE)
-    if given is not None:
-        return given
+async def state_of_settings() -> ApiState:
+    """The state in Airflow's API server, for the ledger in the settings, which is opened at the first request."""
     url = settings().ledger
     if url not in _states:
         ledger = await read_ledger(lambda: Ledger.open(url))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from sluice.api.auth.permissions import Principal, principal
+from sluice.api.auth.permissions import principal
 from sluice.api.http.route import App, ParameterReader, Route
 from sluice.api.routes.custom_routes import Routes
 from sluice.errors import RouteError, SluiceError
@@ -100,24 +100,12 @@ def _load_once(folder: Path) -> tuple[Route, ...]:
 async def readable_routes(request: Request, folder: Path) -> list[Route]:
     """The routes of pipelines that the request's user may read."""
     routes = await asyncio.to_thread(routes_in, folder)
-    pipelines = await _readable_pipelines(principal(request), _pipelines_of(routes))
+    pipelines = await principal(request).readable(_pipelines_of(routes))
     return [route for route in routes if route.tag in pipelines]
 
 
 def _pipelines_of(routes: Iterable[Route]) -> list[str]:
     return sorted({route.tag for route in routes})
-
-
-async def _readable_pipelines(user: Principal, pipelines: Iterable[str]) -> set[str]:
-    """The pipelines that a user may read.
-
-    Always looks up all pipelines, so that the time of a response does not reveal a hidden pipeline.
-    """
-    readable: set[str] = set()
-    for pipeline in pipelines:
-        if await user.may_read(pipeline):
-            readable.add(pipeline)
-    return readable
 
 
 class CustomRoutesApp:
@@ -127,9 +115,11 @@ class CustomRoutesApp:
         self._folder = folder
         self._app: App | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is None:
-            self._app = _RestrictedApp(await asyncio.to_thread(routes_in, self._folder))
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (self._app or self._load_and_answer)(scope, receive, send)
+
+    async def _load_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = _RestrictedApp(await asyncio.to_thread(routes_in, self._folder))
         await self._app(scope, receive, send)
 
 
@@ -144,5 +134,5 @@ class _RestrictedApp(App):
     @override
     async def _may_use(self, request: Request, reader: ParameterReader | None) -> bool:
         # Every request looks up the same permissions, so its time reveals nothing about the path.
-        readable = await _readable_pipelines(principal(request), self._pipelines)
+        readable = await principal(request).readable(self._pipelines)
         return reader is not None and reader.route.tag in readable

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
@@ -34,6 +34,7 @@ from sluice.query.time_texts import parse_time
 from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
+from sluice.support.time_limit import finish_within
 from sluice.values.keys import lookup_key
 
 T = TypeVar("T")
@@ -62,11 +63,6 @@ class Stores:
         self.statuses: list[WorkerStatus] = []
         self._access = access
         self._pipeline = pipeline
-
-    @classmethod
-    async def open(cls, access: Access, pipeline: str) -> Stores:
-        """Open the stores for one request."""
-        return cls(access, pipeline, await access.reader.catalogue.newest(pipeline))
 
     async def get(self, store: str, key: Any) -> Entry | None:
         """The entry of a key, or None.
@@ -203,7 +199,7 @@ class Stores:
         return Address(*self._access.request.scope["server"])
 
 
-Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
+Function = TypeVar("Function", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 class Routes:
@@ -235,7 +231,7 @@ class Routes:
 def _route(
     pipeline: str,
     path: str,
-    function: Callable[..., Awaitable[Any]],
+    function: Callable[..., Coroutine[Any, Any, Any]],
     has_etag: bool,
 ) -> Route:
     name = f"{pipeline}.{function.__name__}"
@@ -266,17 +262,11 @@ def _route(
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:
         access = await access_of(request)
-        stores = await Stores.open(access, pipeline)
+        stores = Stores(access, pipeline, await access.reader.catalogue.newest(pipeline))
         if has_etag and stores.snapshots:
             access.require_change(stores.snapshots)
         try:
-            async with asyncio.timeout(ROUTE_SECONDS) as limit:
-                answer = await function(stores, **msgspec.structs.asdict(query))
-        except TimeoutError:
-            if not limit.expired():
-                # The time limit has not passed, so the route's own code has raised this error.
-                raise
-            raise TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.") from None
+            answer = await finish_within(ROUTE_SECONDS, function(stores, **msgspec.structs.asdict(query)), _too_slow)
         except SystemExit as error:
             # If SystemExit went on, it would end the whole server.
             raise RuntimeError("The route called sys.exit.") from error
@@ -295,6 +285,10 @@ def _route(
         name=name,
         description=inspect.getdoc(function) or "",
     )
+
+
+def _too_slow() -> TooSlow:
+    return TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.")
 
 
 def _range(prefix: str, start: Time, end: Time) -> Range:
