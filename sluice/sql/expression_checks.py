@@ -119,7 +119,10 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
-        raise TopologyError(f"{where} is always null: no record would have a key.")
+        raise TopologyError(
+            f"{where} is always null: no record would have a key.",
+            next_step="Write an expression over fields of the record.",
+        )
 
 
 def _require_backticks(text: str, types: Mapping[str, str], where: str) -> None:

@@ -97,7 +97,10 @@ def parse(text: str) -> ParsedExpression:
     except (SqlglotError, LookupError, TypeError, ValueError) as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
-        raise TopologyError(f"{text!r} contains {'more than one' if more else 'no'} expression.")
+        raise TopologyError(
+            f"{text!r} contains {'more than one' if more else 'no'} expression.",
+            next_step="Write exactly one expression, without a semicolon.",
+        )
     if reason := _reason_to_refuse(tree):
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:

@@ -285,7 +285,9 @@ class TopologyTestDriver:
         """
         self.commit()
         if name not in self._run.stores:
-            raise TopologyError(f"{self.pipeline.name} has no store {name!r}.")
+            raise TopologyError(
+                f"{self.pipeline.name} has no store {name!r}.", next_step=f"Its stores: {', '.join(self._run.stores)}."
+            )
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
     def counts(self) -> dict[str, int]:

@@ -29,7 +29,10 @@ def call_policy(
     require_whole(where, "retries", retries, 0)
     require_whole(where, "concurrency", concurrency)
     if concurrency > _MOST_CONCURRENT:
-        raise TopologyError(f"{where}: concurrency is {concurrency}; it must be at most {_MOST_CONCURRENT}.")
+        raise TopologyError(
+            f"{where}: concurrency is {concurrency}; it must be at most {_MOST_CONCURRENT}.",
+            next_step="Correct the value of concurrency.",
+        )
     timeout_ms, backoff_ms = milliseconds(timeout), milliseconds(backoff)
     require_whole(where, "timeout in ms", timeout_ms)
     require_whole(where, "backoff in ms", backoff_ms, 0)
@@ -105,4 +108,7 @@ def fallback_json(where: str, value: Any, returns: Any) -> str:
 def require_whole(where: str, name: str, value: Any, least: int = 1) -> None:
     """Raise TopologyError unless `value` is a whole number, at least `least`."""
     if type(value) is not int or value < least:
-        raise TopologyError(f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.")
+        raise TopologyError(
+            f"{where}: {name} is {value!r}; it must be a whole number, at least {least}.",
+            next_step=f"Correct the value of {name}.",
+        )

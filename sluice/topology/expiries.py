@@ -27,7 +27,10 @@ def expiry_of(
     arguments.require_choice(where, "expiry_clock", clock, ExpiryClock)
     if at is None and after is None:
         if clock != "event":
-            raise TopologyError(f"{where}: expiry_clock= needs expires_at= or expires_after=.")
+            raise TopologyError(
+                f"{where}: expiry_clock= needs expires_at= or expires_after=.",
+                next_step="Add one of them, or leave expiry_clock= out.",
+            )
         return None
     if at is None:
         assert after is not None

@@ -79,7 +79,10 @@ class Grouped(Generic[V]):
     ) -> Table[dict[str, Any]]:
         step = f"aggregate into {store!r}"
         if not columns:
-            raise TopologyError(f"{self.parent._where(step)} needs at least one column.")
+            raise TopologyError(
+                f"{self.parent._where(step)} needs at least one column.",
+                next_step='Write for example aggregate(store="totals", total="sum(amount)").',
+            )
         self.parent._require_names(step, columns)
         self.parent._refuse_reserved_names(step, columns)
         for text in columns.values():
@@ -105,7 +108,9 @@ class Grouped(Generic[V]):
             if takes_list and name == "adder":
                 parameters = "aggregate", "values"
             if function is None:
-                raise TopologyError(f"{where} needs a function {name}({', '.join(parameters)}).")
+                raise TopologyError(
+                    f"{where} needs a function {name}({', '.join(parameters)}).", next_step=f"Pass it as {name}=..."
+                )
             at = f"{where}: {name}"
             if name == "initializer":
                 require_callable(at, function)
@@ -536,7 +541,10 @@ class CogroupedStreams(Generic[R]):
             self._first.parent._require_same_pipeline(where, parent)
         is_python = adder is not None and not isinstance(adder, Mapping)
         if self.parts and is_python is not (self.parts[0].adder is not None):
-            raise TopologyError(f"{where}: some streams have SQL, and others a Python function.")
+            raise TopologyError(
+                f"{where}: some streams have SQL, and others a Python function.",
+                next_step="Give all streams SQL aggregates, or give all of them a function.",
+            )
         if is_python and named:
             raise TopologyError(f"{where} has both a Python function and SQL.", next_step="Use a store for each.")
         columns: dict[str, str] = {**(adder if isinstance(adder, Mapping) else {}), **named}
@@ -544,7 +552,10 @@ class CogroupedStreams(Generic[R]):
         if is_python:
             called = grouped._function(where, adder, "aggregate", "value", value_type=parent.contract)
         elif not columns:
-            raise TopologyError(f"{where} needs at least one column, or a function adder(aggregate, value).")
+            raise TopologyError(
+                f"{where} needs at least one column, or a function adder(aggregate, value).",
+                next_step='Write for example cogroup(clicks="count(*)").',
+            )
         others = {name: text for part in self.parts for name, text in part.columns.items()}
         parent._require_names(step, others | columns)
         parent._refuse_reserved_names(step, columns)

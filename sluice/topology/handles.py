@@ -93,7 +93,10 @@ class Handle(Generic[V]):
 
     def _require_same_pipeline(self, where: str, other: Handle[Any]) -> None:
         if other.pipeline is not self.pipeline:
-            raise TopologyError(f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.")
+            raise TopologyError(
+                f"{where}: the other side belongs to another pipeline, {other.pipeline.name!r}.",
+                next_step="Make both with the methods of one Pipeline.",
+            )
 
     def _result_shape(self, step: str, returns: Contract | None, argument: str = "returns") -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
@@ -207,10 +210,13 @@ class Handle(Generic[V]):
         for name in columns:
             arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
-                raise TopologyError(f"{self._where(step)}: a column has no name.")
+                raise TopologyError(f"{self._where(step)}: a column has no name.", next_step="Name each column.")
             # UTF-8 has no surrogates, so neither Kafka nor a database could store the name.
             if any(unicodedata.category(sign) == "Cs" for sign in name):
-                raise TopologyError(f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.")
+                raise TopologyError(
+                    f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.",
+                    next_step="Correct the name.",
+                )
         if twins := _first_twins(columns, str.lower):
             raise TopologyError(
                 f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, which Spark SQL ignores.",
@@ -264,7 +270,10 @@ class Handle(Generic[V]):
         # With at_least_once, a repeated batch may write its records to the topic twice. The
         # pipeline would read both copies, and count the record twice.
         if delivery != "exactly_once":
-            raise TopologyError(f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.")
+            raise TopologyError(
+                f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.",
+                next_step="Leave delivery= out.",
+            )
 
     def _table_sink(
         self,
@@ -327,7 +336,10 @@ class Handle(Generic[V]):
                 )
         if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
             columns = ", ".join([*identity, *self.fields])
-            raise TopologyError(f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.")
+            raise TopologyError(
+                f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.",
+                next_step="Correct the name in types=, or leave it out.",
+            )
         # A field is compared with the record's key as text, so each value of the
         # field must have exactly one text.
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")

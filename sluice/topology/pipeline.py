@@ -110,7 +110,10 @@ class Pipeline(Graph):
         self.at = source_line()
         where = f"{name} at {self.at}"
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
-            raise TopologyError(f"{where}: workers={workers!r} must be 1 to 1024.")
+            raise TopologyError(
+                f"{where}: workers={workers!r} must be 1 to 1024.",
+                next_step="Begin with two workers; sluice repartition changes their number.",
+            )
         self.workers = workers
         arguments.require_zone(where, zone)
         self.zone = zone
@@ -128,7 +131,10 @@ class Pipeline(Graph):
         self.min_interval_ms = milliseconds(min_interval)
         arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
         if self.min_interval_ms and self.schedule != ON_RECORDS:
-            raise TopologyError(f'{where}: min_interval= needs schedule="{ON_RECORDS}".')
+            raise TopologyError(
+                f'{where}: min_interval= needs schedule="{ON_RECORDS}".',
+                next_step="Leave min_interval= or schedule= out.",
+            )
         self.deadline_ms = None if deadline is None else milliseconds(deadline)
         arguments.require_at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
@@ -221,7 +227,7 @@ class Pipeline(Graph):
             _refuse_most_topics(where, max_topics)
             arguments.require_instance(where, topic, Sequence, "a topic, or a list of topics")
             if not topic:
-                raise TopologyError(f"{where}: there is no topic to read.")
+                raise TopologyError(f"{where}: there is no topic to read.", next_step="Name a topic, or list several.")
             for name in topic:
                 arguments.require_instance(where, name, str, "the name of a topic (str)")
             first, *others = (self.stream(name, **options) for name in topic)

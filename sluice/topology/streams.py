@@ -124,7 +124,10 @@ class Stream(Handle[V]):
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
-            raise TopologyError(f"{where}: topics={topics!r} is not a list of topics.")
+            raise TopologyError(
+                f"{where}: topics={topics!r} is not a list of topics.",
+                next_step='List the topics, such as ["dear", "cheap"].',
+            )
         options: Any = {
             "value": value,
             "key": key,
@@ -263,7 +266,10 @@ class Stream(Handle[V]):
         """
         texts = self._header_texts("with_headers", headers)
         if not texts:
-            raise TopologyError(f"{self._where('with_headers')} needs at least one header.")
+            raise TopologyError(
+                f"{self._where('with_headers')} needs at least one header.",
+                next_step='Write for example with_headers({"trace": "id"}).',
+            )
         return self._set_metadata(None, texts, on_error)
 
     def _header_texts(self, step: str, headers: Mapping[str, str]) -> dict[str, str]:
@@ -1099,7 +1105,8 @@ class Stream(Handle[V]):
         # emits nothing, so how="outer" could not emit the table's unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
-                f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'."
+                f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'.",
+                next_step="Write join(table) or left_join(table).",
             )
         if on is not None:
             if not isinstance(other, GlobalTable):
@@ -1438,7 +1445,10 @@ class Stream(Handle[V]):
 
     def _require_no_returns(self, step: str, returns: Contract | None) -> None:
         if returns is not None:
-            raise TopologyError(f"{self._where(step)}: returns= is only allowed with a Python function.")
+            raise TopologyError(
+                f"{self._where(step)}: returns= is only allowed with a Python function.",
+                next_step="Leave returns= out. An expression has a type of its own.",
+            )
 
     def _next(
         self,

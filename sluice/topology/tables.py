@@ -207,7 +207,10 @@ class Table(Handle[V]):
             stream: Any = self._as_stream()
             return self._of_stream(stream.map_values(value, returns=returns, on_error=on_error))
         if returns is not None:
-            raise TopologyError(f"{self._where('map_values')}: returns= is only allowed with a Python function.")
+            raise TopologyError(
+                f"{self._where('map_values')}: returns= is only allowed with a Python function.",
+                next_step="Leave returns= out. An expression has a type of its own.",
+            )
         self._require_expression(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 AggregateFunction: TypeAlias = tuple[str, str | None, tuple[float, ...]]
 """A function's name, the SQL of its argument (None for `count(*)`), and its constant parameters: 3 in `top(x, 3)`.
@@ -15,3 +15,17 @@ STATISTICS_OF_TWO = frozenset({"covar_samp", "covar_pop", "corr"})
 """Statistics of two columns of doubles."""
 OF_PAIRS = STATISTICS_OF_TWO | {"min_by", "max_by"}
 """Functions of two columns."""
+
+Takes: TypeAlias = Literal["anything", "a number", "a whole number", "a condition", "a value with an order"]
+"""What an argument of a function must be. Objects, lists, maps and bytes have no order."""
+
+ARGUMENTS: dict[str, tuple[Takes, ...]] = {
+    **dict.fromkeys(("sum", "avg", "percentile", "percentiles"), ("a number",)),
+    **dict.fromkeys(("approx_percentile", "approx_percentiles", *STATISTICS_OF_ONE), ("a number",)),
+    **dict.fromkeys(STATISTICS_OF_TWO, ("a number", "a number")),
+    **dict.fromkeys(("min", "max", "top"), ("a value with an order",)),
+    **dict.fromkeys(("min_by", "max_by"), ("anything", "a value with an order")),
+    **dict.fromkeys(("bool_and", "bool_or"), ("a condition",)),
+    **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), ("a whole number",)),
+}  # fmt: skip
+"""Function → what each of its arguments must be. Functions that are not listed take anything."""

@@ -218,7 +218,10 @@ def _decimal(precision: Any, scale: Any, where: str) -> str:
 def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
     # A contract that contains itself would have a type without end.
     if where.count(".") > _DEEPEST:
-        raise TopologyError(f"{where[:100]}...: a contract that contains itself has no Spark SQL type.")
+        raise TopologyError(
+            f"{where[:100]}...: a contract that contains itself has no Spark SQL type.",
+            next_step="Declare the field as Any, or list the nested objects beside each other.",
+        )
     return struct_type(_fields(kinds, where))
 
 
@@ -307,7 +310,9 @@ def _map_type(kind: inspect.DictType, where: str) -> str:
 def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
     sql = {str: "STRING", int: "BIGINT"}.get(choice_type(kind))
     if sql is None:
-        raise TopologyError(f"{where} must be a choice of str values, or of int values.")
+        raise TopologyError(
+            f"{where} must be a choice of str values, or of int values.", next_step="Give all values the same type."
+        )
     return sql
 
 

@@ -166,7 +166,10 @@ class ModelStructs:
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
         """The Struct for a model. If `tag` names a field of the model, the field's value becomes the Struct's tag."""
         if where.count(".") > _DEEPEST:
-            raise TopologyError(f"{where[:100]}...: a model that contains itself has no Spark SQL type.")
+            raise TopologyError(
+                f"{where[:100]}...: a model that contains itself has no Spark SQL type.",
+                next_step="Declare the field as Any, or list the nested objects beside each other.",
+            )
         _refuse_unstorable(model, where)
         fields = []
         for name, field in model.model_fields.items():
@@ -240,7 +243,9 @@ class ModelStructs:
         if origin in (Union, UnionType):
             discriminator = next(filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None)
             if discriminator is not None and not isinstance(discriminator, str):
-                raise TopologyError(f"{where}: a discriminator is the name of a field.")
+                raise TopologyError(
+                    f"{where}: a discriminator is the name of a field.", next_step='Write Field(discriminator="kind").'
+                )
 
             def replace(part: Any) -> Any:
                 # In `amount: Decimal | None = Field(max_digits=12, decimal_places=2)`, the digits belong to the
@@ -325,7 +330,10 @@ def _refuse_unstorable(model: Any, where: str) -> None:
         # A model's annotations may name classes that are defined after the model. `model_rebuild` finds these classes.
         model.model_rebuild()
     except (PydanticUserError, NameError) as error:
-        raise TopologyError(f"{where}: {model.__name__} is not complete: {error}.") from None
+        raise TopologyError(
+            f"{where}: {model.__name__} is not complete: {error}.",
+            next_step="Define the classes that it names before it.",
+        ) from None
     decorators = model.__pydantic_decorators__
     problem = ""
     if issubclass(model, RootModel):

@@ -174,9 +174,14 @@ class DeltaTable:
 
 def _require_column_name(table: OutputTable, name: str | None) -> None:
     if name is not None and not (isinstance(name, str) and name):
-        raise TopologyError(f"{type(table).__name__}: {name!r} is not the name of a column.")
+        raise TopologyError(
+            f"{type(table).__name__}: {name!r} is not the name of a column.", next_step="Pass the name as a str."
+        )
     if name is not None and (why := table.refusal(name)):
-        raise TopologyError(f"{type(table).__name__}: {name!r} is not a valid name of a column: {why}.")
+        raise TopologyError(
+            f"{type(table).__name__}: {name!r} is not a valid name of a column: {why}.",
+            next_step="Choose another name.",
+        )
 
 
 OutputTable: TypeAlias = PostgresTable | DeltaTable

@@ -284,7 +284,10 @@ class _Replacing:
         if all(replaced[name] is part for name, part in types.items()):
             return kind
         if unnamed := next((name for name in replaced if not name.isidentifier()), None):
-            raise TopologyError(f"{where}: with a field of type Any, {unnamed!r} must be a name in Python.")
+            raise TopologyError(
+                f"{where}: with a field of type Any, {unnamed!r} must be a name in Python.",
+                next_step="Declare the fields of type Any in a class of their own.",
+            )
         optional = [name for name, declared in annotations.items() if _is_optional(kind, name, declared)]
         return _struct(kind, replaced, optional)
 

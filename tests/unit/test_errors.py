@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import sluice
 from sluice import errors
 from sluice.errors import NotFound, QueryError, SluiceError, StateError, sentence
 
@@ -58,3 +62,18 @@ def test_not_found_is_a_query_error_with_status_404() -> None:
 )
 def test_a_message_of_another_program_ends_as_a_sentence(message: object, expected: str) -> None:
     assert sentence(message) == expected
+
+
+def test_every_error_of_a_pipelines_file_says_what_to_do() -> None:
+    package = Path(sluice.__file__).parent
+    without: list[str] = []
+    for file in [*package.glob("topology/**/*.py"), *package.glob("values/*.py")]:
+        for function in ast.walk(ast.parse(file.read_text())):
+            # This function's errors already say what they expect.
+            if not isinstance(function, ast.FunctionDef) or function.name == "require_instance":
+                continue
+            for call in ast.walk(function):
+                is_error = isinstance(call, ast.Call) and ast.unparse(call.func) == "TopologyError"
+                if is_error and "next_step" not in [keyword.arg for keyword in call.keywords]:
+                    without.append(f"{file.name}:{call.lineno}")
+    assert without == []

@@ -14,7 +14,7 @@ from sluice.errors import TopologyError
 from sluice.operators.aggregation import accumulators, table_functions
 from sluice.operators.aggregation.accumulators import Accumulator
 from sluice.operators.aggregation.statistics import ArgumentPair, statistic
-from sluice.values.aggregate_calls import OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO
+from sluice.values.aggregate_calls import ARGUMENTS, OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, Takes
 
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
 
@@ -32,20 +32,14 @@ UNORDERED = frozenset({
 again changes nothing."""
 
 _NUMBERS = (int, float, Decimal)
-_ORDERED = (*_NUMBERS, str, bool)
-
-_ARGUMENTS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        ("sum", "avg", "percentile", "percentiles", "approx_percentile", "approx_percentiles"),
-        _NUMBERS,
-    ),
-    **dict.fromkeys(STATISTICS_OF_ONE, _NUMBERS),
-    **dict.fromkeys(("min", "max", "top"), _ORDERED),
-    **dict.fromkeys(("bool_and", "bool_or"), (bool,)),
-    **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), (int,)),
+_TYPES: dict[Takes, tuple[type, ...]] = {
+    "a number": _NUMBERS,
+    "a whole number": (int,),
+    "a condition": (bool,),
+    "a value with an order": (*_NUMBERS, str, bool),
 }
-"""Function → the types that its argument may have. Functions that are not listed accept every type."""
-NAMES = _ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
+"""What an argument must be → the types that it may have."""
+NAMES = ARGUMENTS.keys() | SUBTRACTABLE | OF_PAIRS | {
     "approx_count_distinct", "first", "last",
 }  # fmt: skip
 
@@ -76,9 +70,10 @@ class Function:
                 f"Unknown aggregate function {self.name}.",
                 next_step=f"Use {', '.join(sorted(NAMES))}.",
             )
-        _require(self.name, self.argument, _ARGUMENTS.get(self.name))
-        if self.name in ("min_by", "max_by"):
-            _require(f"The second argument of {self.name}", self.second, _ORDERED)
+        first, *more = ARGUMENTS.get(self.name, ("anything",))
+        _require(self.name, self.argument, first)
+        if more:
+            _require(f"The second argument of {self.name}", self.second, more[0])
         if self.name == "top" and self.parameters[:1] < (1,):
             raise TopologyError(f"top needs the number of values to keep, at least 1, not {self.parameters}.")
 
@@ -104,12 +99,11 @@ class Function:
         return msgspec.defstruct("TypedPair", fields, bases=(ArgumentPair,), frozen=True) | None
 
 
-def _require(what: str, argument: type | None, allowed: tuple[type, ...] | None) -> None:
-    if allowed and argument not in allowed:
-        needed = " or ".join(kind.__name__ for kind in allowed)
+def _require(what: str, argument: type | None, takes: Takes) -> None:
+    if takes in _TYPES and argument not in _TYPES[takes]:
         given = _NAMES_OF_TYPES.get(argument, str(argument))
         raise TopologyError(
-            f"{what} needs {needed}, not {given}.",
+            f"{what} needs {takes}, not {given}.",
             next_step="Aggregate another field or one of its fields, convert it with CAST, or use Python functions.",
         )
 
@@ -118,6 +112,9 @@ _NAMES_OF_TYPES: dict[type | None, str] = {
     msgspec.Raw: "an object or a list",
     str: "a text or a time",
     bool: "a Boolean",
+    int: "a whole number",
+    float: "a float",
+    Decimal: "a decimal",
     None: "nothing",
 }
 

@@ -71,7 +71,10 @@ def import_isolated(
             check=True,
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise TopologyError(f"The helper process that imports the pipelines' files failed: {sentence(error)}") from None
+        raise TopologyError(
+            f"The helper process that imports the pipelines' files failed: {sentence(error)}",
+            next_step="Check that this machine has free memory and processes, then try again.",
+        ) from None
     return dict(zip(files, msgspec.json.decode(process.stdout, type=list[Outcome]), strict=True))
 
 
