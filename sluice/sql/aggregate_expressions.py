@@ -71,15 +71,21 @@ _NAMED_FUNCTIONS = {
 """Name of a function that sqlglot does not know → the name of the same function in Sluice."""
 
 
+def aggregate_name(node: exp.Expr) -> str:
+    """Sluice's name of an aggregate function; empty for other functions."""
+    if isinstance(node, exp.Anonymous):
+        return _NAMED_FUNCTIONS.get(node.name.lower(), "")
+    return _FUNCTIONS.get(type(node), "")
+
+
 def _function(call: Call) -> AggregateFunction | None:
     """Sluice's function for a call; None if Sluice has no such function."""
-    tree = call.tree()
-    name = _NAMED_FUNCTIONS.get(tree.name.lower()) if isinstance(tree, exp.Anonymous) else _FUNCTIONS.get(type(tree))
+    name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
     # As the second argument of these functions, `true` means "ignore nulls", which Sluice always does.
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
         del arguments[1:]
-    if name is None or not arguments or call.nulls == "RESPECT":
+    if not name or not arguments or call.nulls == "RESPECT":
         return None
     condition = None if call.condition is None else call.condition.text
     if name in OF_PAIRS:

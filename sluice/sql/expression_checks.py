@@ -17,6 +17,7 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
 from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_of
+from sluice.sql.function_arguments import arguments_of, misfits, shown
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
@@ -28,12 +29,10 @@ Need = Literal["condition", "array", "key", "key or null", ""]
 
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
-_ADDED_UP = exp.Sum | exp.Avg
 _OF_TEXT = (
     exp.Upper | exp.Lower | exp.Initcap | exp.Trim | exp.Like | exp.ILike | exp.RegexpLike | exp.RegexpReplace
     | exp.RegexpExtract | exp.RegexpSplit | exp.Replace | exp.Translate | exp.StrPosition | exp.Concat | exp.DPipe
 )  # fmt: skip
-_NOT_ADDED = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "BINARY", "ARRAY", "MAP", "STRUCT")
 
 
 _BATCH_TIME = "Use current_timestamp(), which is the time when the batch began."
@@ -85,8 +84,6 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             _require_function(node, where)
         elif isinstance(node, exp.Column):
             _require_fields(node, types, where)
-        elif isinstance(node, _ADDED_UP):
-            _require_number(node, types, where)
         elif isinstance(node, _OF_TEXT) or _is_short_cast_to_text(node, text):
             _require_text(node, types, where)
         elif isinstance(node, exp.Distinct) and not _counts_one_field(node):
@@ -94,7 +91,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
-        _require_order(node, types, where)
+        _require_arguments(node, types, where)
     _require_backticks(text, types, where)
     _require_fields_once(tree, where)
     for mistake in _misplaced(tree):
@@ -232,33 +229,16 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
         )
 
 
-def _require_number(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
-    kind = _kind(node.this, types)
-    if kind.startswith(_NOT_ADDED):
-        name = type(node).__name__.lower()
+def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+    """Raise TopologyError if Spark certainly does not accept an argument, according to the table of arguments."""
+    if isinstance(node, exp.Column | exp.Literal):
+        return
+    kinds = [type_expression(argument, types).type for argument in arguments_of(node)]
+    for misfit in misfits(node, kinds):
+        kind = type_expression(misfit.argument, types).type
         raise TopologyError(
-            f"{where}: {name} needs a number, but {text_of(node.this)} is {kind}.",
-            next_step=f"Use another field, or write {name}(CAST(... AS DOUBLE))." if kind == "STRING" else "",
-        )
-
-
-def _require_order(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if an aggregate looks for the largest or smallest object or list: they have no order."""
-    match node:
-        case exp.Max() | exp.Min():
-            compared = node.this
-        case exp.ArgMax() | exp.ArgMin():
-            compared = node.expression
-        case exp.Anonymous() if node.name.lower() == "top":
-            compared = node.expressions[0]
-        case _:
-            return
-    # `max_by(x)` lacks its second argument, about which another check complains.
-    kind = _kind(compared, types) if compared is not None else ""
-    if kind.startswith(("ARRAY", "MAP", "STRUCT")):
-        raise TopologyError(
-            f"{where}: aggregate functions do not compare objects or lists, but {text_of(compared)} is {kind}.",
-            next_step="Compare one of its fields, for example with max_by(x, y), which gives the x of the largest y.",
+            f"{where}: {shown(node)} needs {misfit.needed}, but {text_of(misfit.argument)} is {kind}.",
+            next_step=misfit.advice,
         )
 
 
@@ -330,7 +310,9 @@ def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) ->
             return
         fields = {field.lower(): inner for field, inner in struct_fields(kind).items()}
         if name.lower() not in fields:
-            known_fields = f"Its fields: {', '.join(struct_fields(kind))}." if fields else ""
+            known_fields = "Only objects have fields. Leave the field out."
+            if fields:
+                known_fields = f"Its fields: {', '.join(struct_fields(kind))}."
             parent = first if fields else f"{first}, which is {kind}"
             raise TopologyError(
                 f"{where} reads the unknown field {name} of {parent}.",

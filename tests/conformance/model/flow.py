@@ -146,6 +146,8 @@ class ToStream(Stream):
     """A table's updates as a stream, whose keys have no windows unless it keeps them."""
 
     keeps_window: bool = False
+    window: dict[str, Any] | None = None
+    """The definition of the windows that the keys keep."""
 
     def process(self, record: Record) -> None:
         value = record.value.new if isinstance(record.value, Change) else record.value

@@ -185,7 +185,8 @@ class Topology:
             case "to_stream":
                 keeps_window = node.get("keep_window", False)
                 is_rekeyed = parent.window is not None and not keeps_window
-                return flow.ToStream(rekeyed=is_rekeyed, keeps_window=keeps_window)
+                kept = parent.window if keeps_window else None
+                return flow.ToStream(rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept)
             case "suppress" if node["type"] == "time_limit":
                 return tables.Suppress(ms=node["ms"], of_windows=False, **about)
             case "suppress":
@@ -219,6 +220,9 @@ class Topology:
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
             made = _windows(aggregator, node.get("window"))
+            if isinstance(parent, flow.ToStream) and parent.window is not None:
+                # Kafka Streams finds the grace for `suppress` in the steps before the aggregate.
+                made.window = parent.window
         if "versioned" in node:
             made.versions = tables.Versions(node["versioned"]["history_ms"])
         return self._final(node, made, parent) if "emit" in node else self._grouped(node, parent, made)

@@ -294,7 +294,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     **{
         f"objects or lists without an order in {text}": (
             lambda text=text: sales().group_by("shop").aggregate(store="s", x=text),  # type: ignore[misc]
-            r"do not compare objects or lists, but .* is (STRUCT|ARRAY)<.*Compare one of its fields",
+            r"needs a value with an order, but .* is (STRUCT|ARRAY)<.*Compare one of its fields",
         )
         for text in (
             "max(struct(amount))",
