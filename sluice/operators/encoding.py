@@ -84,11 +84,11 @@ class Declared:
         self._plain = kind if kind in IMMUTABLE and kind is not datetime else None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
         # msgspec may leave out the defaults of a Struct, for example, but later steps read every field.
+        self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
             self._encode = _encode_fields
-        else:
-            has_times = self._is_known and contract_values.has_times(kind)
-            self._encode = _encode_times if has_times else _encode_json
+        elif self._is_known and contract_values.has_times(kind):
+            self._encode = _encode_times
         self._may_hold_sets = not self._is_known or contract_values.may_hold_sets(kind)
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
         parts = contract_parts.parts_of(kind) if self._is_known else []

@@ -233,10 +233,10 @@ def misfits(node: exp.Expr, kinds: Sequence[str]) -> Iterator[Misfit]:
             yield from _different(arguments, kinds, kinds[0], _are_alike)
         case exp.ArrayContains() | exp.ArrayPosition() | exp.ArrayRemove() if kinds:
             yield from _different(arguments, kinds, element_type(kinds[0]), _are_alike)
-        case exp.Bracket() if len(kinds) == 2:
-            is_map = _head(kinds[0]) == "MAP"
-            by, fit = (map_key_type(kinds[0]), _are_comparable) if is_map else ("INT", _are_alike)
-            yield from _different(arguments, kinds, by, fit)
+        case exp.Bracket() if len(kinds) == 2 and _head(kinds[0]) == "MAP":
+            yield from _different(arguments, kinds, map_key_type(kinds[0]), _are_comparable)
+        case exp.Bracket() if len(kinds) == 2 and _head(kinds[0]) == "ARRAY":
+            yield from _different(arguments, kinds, "INT", _are_alike)
         case exp.Concat() | exp.DPipe() if kinds and not isinstance(node, exp.ConcatWs):
             yield from _different(arguments, kinds, kinds[0], _are_both_lists_or_texts)
         case exp.Round() if len(arguments) > 1 and arguments[1].find(exp.Column) is not None:

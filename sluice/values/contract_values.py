@@ -171,7 +171,8 @@ def values_within(value: Any) -> Iterable[Any]:
 def _fields_of(value: Any) -> dict[str, Any]:
     """The fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
+        fields: dict[str, Any] = msgspec.structs.asdict(value)
+        return fields
     if is_model(type(value)):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -73,7 +73,8 @@ def test_every_error_of_a_pipelines_file_says_what_to_do() -> None:
             if not isinstance(function, ast.FunctionDef) or function.name == "require_instance":
                 continue
             for call in ast.walk(function):
-                is_error = isinstance(call, ast.Call) and ast.unparse(call.func) == "TopologyError"
-                if is_error and "next_step" not in [keyword.arg for keyword in call.keywords]:
+                if not isinstance(call, ast.Call) or ast.unparse(call.func) != "TopologyError":
+                    continue
+                if "next_step" not in [keyword.arg for keyword in call.keywords]:
                     without.append(f"{file.name}:{call.lineno}")
     assert without == []

@@ -99,6 +99,7 @@ def test_a_wrong_argument_is_named_with_what_is_needed(expression: str, says: st
     "expression",
     [
         "at + INTERVAL 1 DAY", "day + 1", "at - at", "coalesce(sizes, sizes)", "sizes['a'] + 1", "place = place",
+        "map('k', place)['k'].x",
         "parse_json(text):x", "CAST(whole AS FLOAT) * 2", "element_at(counts, -1)", "concat(counts, counts)",
         "array()", "coalesce(NULL, whole)",
         "CASE text WHEN 'a' THEN whole END", "NULL + 1", "soundex(unknown_type)", "transform(words, w -> upper(w))",
