@@ -103,13 +103,18 @@ class Results:
 S = TypeVar("S")
 
 
+class RowFailedError(Exception):
+    """A row has failed. Only if the rows are processed one by one is it known for which row an author's code fails."""
+
+
 class ColumnOperator(Operator[S], Protocol[S]):
     """An operator that can also process all rows of many keys at once, with the same results and states."""
 
     def process_columns(self, states: Sequence[S], rows: KeyedRows) -> Results | None:
         """Process all rows, and change the `states` of their keys in place.
 
-        Returns None, and changes no state, if these rows have to be processed one by one.
+        Returns None, and changes no state, if these rows have to be processed one by one. Raises RowFailedError if a
+        row fails. States may then have changed: the caller loads them again, and processes the rows one by one.
         """
 
 

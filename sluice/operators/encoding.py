@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.operators.exact_sums import Exact
+from sluice.operators.plain_values import plain_check, plain_copy
 from sluice.values import contract_parts, contract_values, pydantic_models
 from sluice.values.contract_values import with_sorted_sets, with_time_texts
 from sluice.values.json_limits import (
@@ -39,13 +40,20 @@ _WITHOUT_DECIMALS = IMMUTABLE - {Decimal}
 
 _LARGE_INTEGER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
-_encode_json = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model).encode
+_encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model)
+_encode_json = _encoder.encode
 _encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string", enc_hook=encode_model).encode
 
 
 def to_json(value: Any) -> str:
     """Encode as JSON text. Raises ValueError for NaN and infinity, which JSON cannot express."""
     return _to_json(with_time_texts(with_sorted_sets(value))).decode()
+
+
+def plain_texts(values: Sequence[Any]) -> list[str]:
+    """The JSON text of each of many values, which consist of finite numbers, texts, Booleans and nulls."""
+    # JSON has no line break within a value, because msgspec escapes those of texts.
+    return _encoder.encode_lines(values).decode().split("\n")[:-1]
 
 
 def _to_json(value: Any) -> bytes:
@@ -79,6 +87,9 @@ class Declared:
 
     def __init__(self, kind: Any) -> None:
         self._is_known = kind is not Any and kind is not None
+        self.is_plain = plain_check(kind if self._is_known else Any)
+        """Returns True only for a value that needs no check and no other form (see `plain_values`)."""
+        self.copy_plain = plain_copy(kind)
         self._validate = pydantic_models.validator(kind) if has_models(kind) else None
         self._store = storer(kind) if self._is_known and is_converted(kind) else None
         self._plain = kind if kind in IMMUTABLE and kind is not datetime else None
@@ -110,6 +121,8 @@ class Declared:
         A value of another form, such as a dict in place of a Struct, is written as later steps read it: for
         example, with the default of each field that the dict leaves out.
         """
+        if self.is_plain(value):
+            return self.plain_text(value)
         if self._store is not None:
             if self._check_amounts is not None:
                 self._check_amounts(value)
@@ -129,8 +142,14 @@ class Declared:
         decoded = self._decode(data)
         return self._checked(decoded, self._encode(decoded))
 
+    def plain_text(self, value: Any) -> str:
+        """The JSON of a plain value."""
+        return self._encode(value).decode()
+
     def typed_json(self, value: Any) -> str:
         """Like `json`, for a value that has been decoded as the type."""
+        if self.is_plain(value):
+            return self.plain_text(value)
         if not self._is_known:
             return self.json(value)
         if self._store is not None:
@@ -139,6 +158,12 @@ class Declared:
         data = self._encode(value)
         _refuse_infinite(value, data)
         return self._checked(value, data)
+
+    def typed_texts(self, values: Sequence[Any]) -> list[str]:
+        """The result of `typed_json` for each value."""
+        if all(map(self.is_plain, values)) and self._encode is _encode_json:
+            return plain_texts(values)
+        return [self.typed_json(value) for value in values]
 
     def accepted(self, value: Any) -> Any:
         """A value from the author in the form in which Sluice stores it: with lists in place of sets, for example.

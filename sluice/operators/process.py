@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import msgspec
@@ -10,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
-from sluice.operators.columns import KeyedRows, Results
-from sluice.operators.encoding import state_type, to_json
+from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError
+from sluice.operators.encoding import plain_texts, state_type, to_json
+from sluice.operators.plain_values import has_plain_values
 from sluice.operators.processor import (
     Context,
     KeyState,
@@ -57,17 +59,19 @@ class Process:
     ) -> None:
         options = dict(stores or {})
         self.state_type = _state_type(options)
+        self._empty_state = self.new_state()
+        self._has_plain_values = [has_plain_values(store.value_type) for store in options.values()]
         self._ttls: list[tuple[str, int]] = []
         for number, store in enumerate(options.values()):
             if store.ttl is not None:
                 self._ttls.append((field_of(number), store.ttl))
         self._decode = value_decoder(argument_type)
         self._processor = make()
-        self.sets_timers = hasattr(self._processor, "on_timer")
+        self.sets_timers = hasattr(type(self._processor), "on_timer")
         context_class = ValueContext if keeps_key else Context
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
-        self.fires_with_rows = True
+        self.fires_with_rows = self.sets_timers
         """Whether `process` fires event timers. If not, only `release` fires them, after all rows
         that come from one record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
@@ -104,7 +108,7 @@ class Process:
         context.turn_to(
             state, key, time, row.after, out, sent_key=record_key, time_before=row.before
         )  # fmt: skip
-        context.keep_changes()
+        context.journal.keep_changes()
         out.hold()
         try:
             headers = Headers.of_json(row.headers)
@@ -112,7 +116,7 @@ class Process:
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
-            context.undo_changes()
+            context.journal.undo_changes()
             out.reject(error, record_key, value, time)
         else:
             out.release()
@@ -122,52 +126,64 @@ class Process:
     def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
         """Process all rows together, if the processor sets no timers.
 
-        Returns None, without a change of any state, if the author's code fails for a record or
-        forwards very many records. These rows and all later rows are then processed one by one.
+        Raises RowFailedError if the author's code fails for a record or forwards very many records. These rows and all
+        later rows are then processed one by one.
         """
         if self._goes_by_row:
             return None
-        self._context.keep_changes()
+        # The caller forgets the changes of rows that fail, so they need not be undone.
+        self._context.journal.stop()
         try:
-            forwarded = self._process_all(states, rows)
+            return self._process_all(states, rows)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            # Only if the rows are processed one by one is it known for which record the code fails.
-            forwarded = None
-        if forwarded is None:
-            self._context.undo_changes()
+        except BaseException as error:
             # What has happened to one of many records probably happens to others, too, so all later
             # rows are processed one by one.
             self._goes_by_row = True
-            return None
-        return forwarded.results()
+            raise RowFailedError from error
 
-    def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> _Forwarded | None:
-        """Process all rows. Returns None if too many results would be in memory together."""
-        context, process, decode, forwarded = self._context, self._process_record, self._decode, _Forwarded()
-        values, times = rows.columns["value"].to_pylist(), rows.times.tolist()
-        before, after = (rows.stream_times[name].tolist() for name in ("before", "after"))
-        headers, own_keys = (_texts(rows.columns[name]) for name in ("headers", "foreign"))
-        starts = rows.starts.tolist()
-        for number, key in enumerate(rows.keys):
-            context.turn_to_key(states[number], key, forwarded)
-            for row in range(starts[number], starts[number + 1]):
-                value, text = values[row], headers[row]
-                sent_key = own_keys[row] if self._is_keyed_by else key
-                context.turn_to_record(times[row], after[row], sent_key=sent_key, time_before=before[row])
-                forwarded.row, forwarded.headers = row, text
-                record = Record(
-                    sent_key,
-                    None if value is None else decode(value),
-                    times[row],
-                    NO_HEADERS if text is None else Headers.of_json(text),
-                )
+    def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
+        """Process all rows. Raises RowFailedError if too many results would be in memory together."""
+        context, process, forwarded = self._context, self._process_record, _Forwarded()
+        causes: list[int] = []
+        """The row of each result."""
+        lengths = np.diff(rows.starts).tolist()
+        # Each value is decoded, and becomes a record, right before the author's code gets it, because
+        # objects that live shortly take the least time.
+        if self._is_keyed_by:
+            keys: Iterable[str | None] = rows.columns["foreign"].to_pylist()
+        else:
+            keys = chain.from_iterable(map(repeat, rows.keys, lengths))
+        headers = _texts(rows.columns["headers"])
+        records = map(
+            Record,
+            keys,
+            self._decoded(rows.columns["value"]),
+            rows.times.tolist(),
+            repeat(NO_HEADERS) if headers is None else map(Headers.of_json, headers),
+        )
+        each = zip(count(), records, rows.stream_times["after"].tolist(), headers or repeat(None))
+        sent, known = forwarded.sent, 0
+        for key, state, length in zip(rows.keys, states, lengths, strict=True):
+            context.turn_to_key(state, key, forwarded)
+            for row, record, stream_time, text in islice(each, length):
+                context.sent_key, context.time, context.stream_time = record.key, record.time, stream_time
+                forwarded.headers = text
                 if (result := process(record)) is not None:
                     require_run(result)
-                if len(forwarded.sent) > _MOST_RESULTS:
-                    return None
-        return forwarded
+                if len(sent) > known:
+                    causes += [row] * (len(sent) - known)
+                    known = len(sent)
+                    if known > _MOST_RESULTS:
+                        raise RowFailedError
+        return forwarded.results(np.array(causes, np.intp))
+
+    def _decoded(self, values: pa.Array) -> Iterator[Any]:
+        texts = values.to_pylist()
+        if not values.null_count:
+            return map(self._decode, texts)
+        return (None if text is None else self._decode(text) for text in texts)
 
     def release_due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer."""
@@ -227,14 +243,17 @@ class Process:
             self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: KeyState) -> bool:
-        if state.event or state.wall:
-            return False
-        return not any(getattr(state.stores, field) for field in state.stores.__struct_fields__)
+        return state == self._empty_state
 
-    def entries_as_json(self, state: KeyState) -> list[str | None]:
-        """Each store's entries of a key as a JSON object, for queries; None for an empty store."""
-        stores = [getattr(state.stores, field) for field in state.stores.__struct_fields__]
-        return [_object(entries) if entries else None for entries in stores]
+    def entries(self, state: KeyState) -> Sequence[dict[str, tuple[int, Any]]]:
+        """Each store's entries of a key: name → the time of the `put`, and the value."""
+        return msgspec.structs.astuple(state.stores)
+
+    def texts_of_entries(self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]) -> list[str | None]:
+        """The entries of each key in one store as a JSON object, for queries; None if a key has no entries."""
+        objects = [{name: entries[name][1] for name in sorted(entries)} for entries in entries_of_keys]
+        texts = plain_texts(objects) if self._has_plain_values[store] else map(to_json, objects)
+        return [text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)]
 
     def _fire(
         self,
@@ -267,13 +286,13 @@ class Process:
         context.turn_to(
             state, timer.key, timer.time, stream_time, out, sent_key=timer.key, time_before=timer.now
         )  # fmt: skip
-        context.keep_changes()
+        context.journal.keep_changes()
         out.hold()
         try:
             if (result := self._processor.on_timer(timer)) is not None:  # type: ignore[union-attr]
                 require_run(result)
         except BaseException as error:
-            context.undo_changes()
+            context.journal.undo_changes()
             out.reject(error, timer.key, None, timer.time, timer.name)
         else:
             out.release()
@@ -292,11 +311,9 @@ class _Forwarded:
     one by one."""
 
     def __init__(self) -> None:
-        self.row = 0
-        """The index of the current row."""
         self.headers: str | None = None
-        self.sent: list[tuple[int, str | None, str | None, int, str, str | None]] = []
-        """The row, key, value, time, output and headers of each result."""
+        self.sent: list[tuple[str | None, str | None, int, str, str | None]] = []
+        """The key, value, time, output and headers of each result."""
 
     def emit(
         self,
@@ -306,23 +323,24 @@ class _Forwarded:
         *,
         to: str = DEFAULT_OUTPUT,
     ) -> None:
-        self.sent.append((self.row, key, value, time, to, self.headers))
+        self.sent.append((key, value, time, to, self.headers))
 
-    def results(self) -> Results:
-        rows, keys, values, times, outputs, headers = zip(*self.sent, strict=True) if self.sent else ((),) * 6
+    def results(self, causes: Indices) -> Results:
+        """The results. `causes` are the rows that have caused them."""
+        keys, values, times, outputs, headers = zip(*self.sent, strict=True) if self.sent else ((),) * 5
         return Results(
-            np.array(rows, np.intp),
+            causes,
             pa.array(values, pa.string()),
             np.array(times, np.int64),
             keys=pa.array(keys, pa.string()),
-            outputs=pa.array(outputs, pa.string()),
+            outputs=None if {*outputs} <= {DEFAULT_OUTPUT} else pa.array(outputs, pa.string()),
             headers=pa.array(headers, pa.string()),
         )
 
 
-def _texts(column: pa.Array) -> Sequence[str | None]:
-    """The column's texts. Most batches have no headers, so a column of nulls is not converted."""
-    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
+def _texts(column: pa.Array) -> list[str | None] | None:
+    """The column's texts; None if all of them are null, as the headers in most batches are."""
+    return None if column.null_count == len(column) else column.to_pylist()
 
 
 def _reschedule(timers: dict[str, Schedule], name: str, schedule: Schedule | None) -> None:
@@ -335,10 +353,6 @@ def _reschedule(timers: dict[str, Schedule], name: str, schedule: Schedule | Non
 def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
     name, schedule = entry
     return schedule.time, name
-
-
-def _object(entries: dict[str, tuple[int, Any]]) -> str:
-    return to_json({name: value for name, (_, value) in sorted(entries.items())})
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:

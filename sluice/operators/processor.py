@@ -21,6 +21,7 @@ from sluice.operators.encoding import (
     state_type,
     to_json,
 )
+from sluice.operators.plain_values import plain_check, plain_copy
 from sluice.values.contract_parts import amount_check
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
@@ -122,11 +123,18 @@ class Journal:
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
         """For each change: the dictionary, the name of the entry or timer in it, and the old value."""
+        self.is_kept = True
+        """Whether changes are logged."""
 
     def keep_changes(self) -> None:
-        """Make all changes so far final."""
+        """Make all changes so far final, and log the next changes."""
+        self.is_kept = True
         if self._before:
             self._before.clear()
+
+    def stop(self) -> None:
+        """Log no changes until the next call of `keep_changes`."""
+        self.is_kept = False
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
@@ -151,18 +159,19 @@ class Store(Generic[V]):
     object that can be modified, and `get` and `items` return copies.
     """
 
-    def __init__(self, name: str, options: StoreOptions, journal: Journal) -> None:
+    def __init__(self, name: str, options: StoreOptions, context: ContextBase) -> None:
         self.name = name
         self.ttl = options.ttl
         self.entries: dict[str, tuple[int, V]] = {}
-        self.now = -1
+        self._context = context
+        self._journal = context.journal
+        self._is_plain = plain_check(options.value_type)
+        self._copy_plain = plain_copy(options.value_type)
         self._decode: Callable[[bytes], V] = state_decoder(state_type(options.value_type))
         self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
         self._accepted = Declared(options.value_type).accepted
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
-        self._is_int = options.value_type is int
         self._is_undeclared = options.value_type is Any
-        self._journal = journal
 
     @overload
     def get(self, key: str) -> V | None: ...
@@ -185,17 +194,19 @@ class Store(Generic[V]):
         # This raises an error for surrogates, which no database stores.
         if not key.isascii():
             key.encode()
-        number: Any = value
-        # MessagePack and JSON hold every integer of this range exactly.
-        is_exact = self._is_int and type(value) is int and -(1 << 63) <= number < 1 << 64
-        stored = value if is_exact else self._as_read(value)
-        self._journal.change(self.entries, key)
-        self.entries[key] = self.now, stored
+        if not self._is_plain(value):
+            stored = self._as_read(value)
+        else:
+            stored = value if self._copy_plain is None else self._copy_plain(value)
+        if self._journal.is_kept:
+            self._journal.change(self.entries, key)
+        self.entries[key] = self._context.stream_time, stored
 
     def delete(self, key: str) -> None:
         """Delete the value of a key, if it has one."""
         if key in self.entries:
-            self._journal.change(self.entries, key)
+            if self._journal.is_kept:
+                self._journal.change(self.entries, key)
             del self.entries[key]
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, V]]:
@@ -209,7 +220,10 @@ class Store(Generic[V]):
                 yield key, self._copy(value)
 
     def _copy(self, value: V) -> V:
-        return value if type(value) in IMMUTABLE else self._decode(encode_state(value))
+        if type(value) in IMMUTABLE:
+            return value
+        # The fields of a Struct that has plain values are immutable, whatever values they have.
+        return self._decode(encode_state(value)) if self._copy_plain is None else self._copy_plain(value)
 
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
@@ -227,7 +241,7 @@ class Store(Generic[V]):
         return decoded
 
     def _expired(self, written: int) -> bool:
-        return self.ttl is not None and written + self.ttl < self.now
+        return self.ttl is not None and written + self.ttl < self._context.stream_time
 
 
 ReadRow = Callable[[int, str], str | None]
@@ -268,21 +282,19 @@ class ContextBase:
         timers: bool = True,
         tables: Mapping[str, Any] | None = None,
     ) -> None:
-        self._journal = Journal()
+        self.journal = Journal()
         self.tables: dict[str, ReadOnlyTable[Any]] = {}
         for number, (name, value_type) in enumerate((tables or {}).items(), start=READ):
             self.tables[name] = ReadOnlyTable(number, value_type)
         self._stores: dict[str, Store[Any]] = {}
         self._fields: list[tuple[Store[Any], str]] = []
         for number, (name, options) in enumerate(stores.items()):
-            store = self._stores[name] = Store(name, options, self._journal)
+            store = self._stores[name] = Store(name, options, self)
             self._fields.append((store, field_of(number)))
         self._outputs: dict[str, Declared] | None = None
         if outputs is not None:
             self._outputs = {name: Declared(kind) for name, kind in outputs.items()}
         self._timers = timers
-        self.keep_changes = self._journal.keep_changes
-        self.undo_changes = self._journal.undo_changes
         self._state: KeyState
         self._out: Receiver
         self.key: str | None = ""
@@ -327,7 +339,8 @@ class ContextBase:
     ) -> None:
         """Send a record to an output. A key that is not a str is turned into text."""
         text_of_key = key_text(key)
-        if text_of_key is not None:
+        # The key of the current record was checked when the record was read.
+        if text_of_key is not None and text_of_key is not self.sent_key:
             require_key(text_of_key)
         if time is not None:
             _require_time("forward", time)
@@ -405,14 +418,14 @@ class ContextBase:
         # This raises an error for surrogates, which no database stores.
         name.encode()
         timers = self._timers_of(clock)
-        self._journal.change(timers, name)
+        self.journal.change(timers, name)
         timers[name] = schedule
 
     def cancel(self, name: str, *, clock: Clock = "event") -> None:
         """Cancel a timer of the key, if it is set."""
         timers = self._timers_of(clock)
         if name in timers:
-            self._journal.change(timers, name)
+            self.journal.change(timers, name)
             del timers[name]
 
     def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
@@ -446,8 +459,6 @@ class ContextBase:
         """Switch to another record or timer of the key; called by the engine."""
         self.time, self.stream_time, self.sent_key = time, stream_time, sent_key
         self._time_before = time_before
-        for store, _ in self._fields:
-            store.now = stream_time
 
     def expire(self) -> None:
         """Delete entries whose time to live is over; called by the engine."""
@@ -455,7 +466,7 @@ class ContextBase:
             if store.ttl is None:
                 continue
             for key, (written, _) in [*store.entries.items()]:
-                if written + store.ttl < store.now:
+                if written + store.ttl < self.stream_time:
                     del store.entries[key]
 
 

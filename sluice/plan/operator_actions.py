@@ -159,7 +159,8 @@ def _process(node: nodes.Process) -> Process:
         reference(node.takes),
         outputs,
         node.queryable,
-        node.keeps_key,
+        sets_timers=hasattr(node.processor, "on_timer"),
+        keeps_key=node.keeps_key,
         is_keyed_by=node.by is not None,
         tables={name: reference(node.table_types[name]) for name in node.tables},
     )

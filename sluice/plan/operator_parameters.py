@@ -151,6 +151,8 @@ class Process:
     takes: Reference | None
     outputs: Mapping[str, ProcessorOutput]
     queryable: bool
+    sets_timers: bool = False
+    """Whether the processor has a method for timers."""
     keeps_key: bool = False
     """Whether each result has the key of its record."""
     is_keyed_by: bool = False

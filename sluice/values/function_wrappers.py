@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -34,6 +35,12 @@ class WithoutKey(Wrapper):
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
+
+
+def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+    """The function for many calls with this key as the first argument."""
+    # The author's function itself is called, because a call of the wrapper takes longer than many functions.
+    return function.function if isinstance(function, WithoutKey) else partial(function, key)
 
 
 @dataclass(frozen=True)

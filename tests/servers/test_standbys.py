@@ -167,7 +167,7 @@ def test_a_refresh_copies_only_new_versions(hosts: list[Host], states: States, s
     with open_shard(states.written_at[1], to_write=True) as shard:
         for batch in (1, 2, 3):
             before = shard.read_states(0, KEYS, batch, 0)
-            old = {key: before[key].digest if key in before else 0 for key in KEYS}
+            old = {key: before[key].version if key in before else None for key in KEYS}
             shard.write_states(batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0)
             states.publish(totals("general", {of_worker(1): (100 + batch, "1.00")}))
         # A driver that stopped before it published has left a batch behind.

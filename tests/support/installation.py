@@ -64,7 +64,7 @@ class Installation:
                     shard.write_rows(batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
                     before = shard.read_states(OPERATOR, own, batch, lease.epoch)
                     new = [
-                        State(OPERATOR, key, b"%d" % batch, replaces=before[key].digest if key in before else 0)
+                        State(OPERATOR, key, b"%d" % batch, replaces=before[key].version if key in before else None)
                         for key in own
                     ]
                     shard.write_states(batch, [OPERATOR], new, lease.epoch)
@@ -111,7 +111,9 @@ def snapshot_states(ledger: Ledger) -> dict[str, bytes]:
     states: dict[str, bytes] = {}
     for worker in current.workers:
         with open_shard(worker.location) as shard:
-            states |= {key: state.data for key, state in shard.read_states(OPERATOR, KEYS, 1_000, 1_000).items()}
+            for key, state in shard.read_states(OPERATOR, KEYS, 1_000, 1_000).items():
+                assert state.data is not None
+                states[key] = state.data
     return states
 
 

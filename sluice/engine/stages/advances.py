@@ -32,7 +32,7 @@ from sluice.engine.batch.stream_time import (
 )
 from sluice.operators.columns import CHANGE_OF_ROW, replaced_values
 from sluice.plan import Edge, Job, PlannedOperator
-from sluice.plan.operator_parameters import Aggregate, PythonAggregate, Suppress
+from sluice.plan.operator_parameters import Aggregate, Process, PythonAggregate, Suppress
 
 ADVANCES = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
@@ -118,8 +118,12 @@ def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     followed = {operator.chained_to for operator in operators}
     only_last: set[int] = set()
     for operator in operators:
-        is_aggregation = isinstance(operator.action, Aggregate | PythonAggregate)
-        if is_aggregation and operator.is_timed_by_source and operator.number not in followed:
+        match operator.action:
+            case Aggregate() | PythonAggregate() | Process(sets_timers=False):
+                waits = False
+            case _:
+                waits = True
+        if not waits and operator.is_timed_by_source and operator.number not in followed:
             only_last.add(operator.number)
     return frozenset(only_last)
 

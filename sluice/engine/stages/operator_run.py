@@ -20,7 +20,7 @@ from sluice.engine.stages.stage_output import Released, StageOperator, StageOutp
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
-from sluice.operators.columns import KeyedRows, Results, replaced_values
+from sluice.operators.columns import KeyedRows, Results, RowFailedError, replaced_values
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.stream_join import StreamJoin
@@ -28,7 +28,7 @@ from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
-from sluice.state.shard.operator_states import State, StoredState
+from sluice.state.shard.operator_states import Replaced, State, StoredState
 from sluice.state.shard.shard import Shard
 
 _ROWS_UNCHECKED = 100
@@ -47,7 +47,7 @@ class BatchStates:
     """The stream times at the start of the batch."""
 
     def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
-        """The states of keys. Keys without a state are omitted."""
+        """The states of keys. Omits keys that never had a state."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
     def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
@@ -96,7 +96,7 @@ class CopiedRows:
         self._stored = stored
         self._values: dict[str, str | None] = {}
         """Name → the value of each row that has been read or changed."""
-        self._digests: dict[str, int] = {}
+        self._versions: dict[str, Replaced] = {}
         self._changed: dict[str, None] = {}
 
     def read(self, side: int, key: str) -> str | None:
@@ -111,9 +111,9 @@ class CopiedRows:
         rows = self._stored.read_rows(self._operator, names)
         for name in names:
             row = rows.get(name)
-            self._values[name] = None if row is None else row.data.decode()
+            self._values[name] = None if row is None or row.data is None else row.data.decode()
             if row is not None:
-                self._digests[name] = row.digest
+                self._versions[name] = row.version
 
     def put(self, side: int, key: str, value: str | None) -> None:
         """Change or delete a row, which has been loaded."""
@@ -123,8 +123,8 @@ class CopiedRows:
 
     def states_to_store(self) -> Iterator[State]:
         for name in self._changed:
-            value, replaced = self._values[name], self._digests.get(name, 0)
-            if value is not None or replaced:
+            value, replaced = self._values[name], self._versions.get(name)
+            if value is not None or replaced is not None:
                 data = None if value is None else value.encode()
                 yield State(self._operator, name, data, shared=True, replaces=replaced)
 
@@ -150,11 +150,11 @@ class OperatorRun:
         self._decode = state_decoder(self.operator.state_type)
         self.states: dict[str, Any] = {}
         """The states of the loaded keys; operators change them in place."""
-        self._digests: dict[str, int] = {}
-        """The digests of the states when they were loaded. The shard stores only the states whose
-        digests have changed since then."""
-        self._shared_digest = 0
-        self._entries_before: dict[str, list[str | None]] = {}
+        self._versions: dict[str, Replaced] = {}
+        """The versions of the states that were loaded. The shard stores only the states that have
+        changed since then."""
+        self._shared_version: Replaced | None = None
+        self._entries_before: dict[str, Sequence[dict[str, tuple[int, Any]]]] = {}
         """Key → the entries of a processor's stores before the batch."""
         self.changed: list[State] = []
         """The states of the finished keys, for the shard. A key is finished after its last row."""
@@ -171,8 +171,9 @@ class OperatorRun:
             self.operator.watch()
         empty: Any = getattr(self.operator, "shared", None)
         if empty is not None and (shared := stored.shared(spec.number)) is not None:
+            assert shared.data is not None
             self.operator.shared = msgspec.msgpack.decode(shared.data, type=type(empty))  # type: ignore[attr-defined]
-            self._shared_digest = shared.digest
+            self._shared_version = shared.version
         self.releases = self._create_releases()
 
     def _closed_time(self, timeline: Timeline) -> int:
@@ -198,7 +199,7 @@ class OperatorRun:
                 releases = Releases(self.timeline, before_row=True) if left or right else None
             case StreamJoin() as join:
                 releases = UnmatchedSearches(self.timeline, join)
-            case Process() as process:
+            case Process(sets_timers=True) as process:
                 # In Kafka Streams, a task fires timers only after it has processed a record with
                 # all its effects. A processor that reads a topic, directly or after stateless
                 # steps, may get several rows of one record, so its timers fire after the record's
@@ -215,10 +216,6 @@ class OperatorRun:
                 releases = None
         if releases is not None:
             due = self._due_until(releases.timeline.closed_after)
-            # If no timer is due and the processor sets none, no timer can become due in this batch.
-            # So the rows can be processed without looking for due timers at each row.
-            if not due and isinstance(self.operator, Process) and not self.operator.sets_timers:
-                return None
             self.load(due)
             for key in due:
                 releases.schedule(key, self._release_due(key), BEGIN)
@@ -289,15 +286,17 @@ class OperatorRun:
         stored_states = self._stored.read(self.spec.number, keys) if has_states else {}
         for key in keys:
             stored = stored_states.get(key)
-            if stored is None:
+            if stored is not None:
+                self._versions[key] = stored.version
+            if stored is None or stored.data is None:
                 state = self.states[key] = self.operator.new_state()
             else:
                 state = self.states[key] = self._decode(stored.data)
-                self._digests[key] = stored.digest
-            # An operator changes states in place, so the entries before the batch are kept as text.
+            # A processor replaces entries, and never changes them in place, so copied dictionaries
+            # still have the entries before the batch.
             if self.spec.queryable_stores:
                 assert isinstance(self.operator, Process)
-                self._entries_before[key] = self.operator.entries_as_json(state)
+                self._entries_before[key] = [entries.copy() for entries in self.operator.entries(state)]
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
@@ -319,17 +318,23 @@ class OperatorRun:
             yield from output.take()
 
     def _process_columns(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> bool:
-        """Process all rows at once. Returns False, and does nothing, if the operator cannot do so.
+        """Process all rows at once. Returns False, with the states as before, if the operator cannot do so.
 
         `part` has the same rows as `keyed`.
         """
         process_columns = getattr(self.operator, "process_columns", None)
         if process_columns is None:
             return False
-        results: Results | None = process_columns([self.states[key] for key in keyed.keys], keyed)
-        if results is not None:
-            output.add_columns(self.spec, results, keyed, part)
-        return results is not None
+        try:
+            results: Results | None = process_columns([self.states[key] for key in keyed.keys], keyed)
+        except RowFailedError:
+            self._forget_states()
+            self.load(keyed.keys)
+            return False
+        if results is None:
+            return False
+        output.add_columns(self.spec, results, keyed, part)
+        return True
 
     def _process_each(self, part: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process the rows one by one. Whenever there are many results, yields them."""
@@ -431,7 +436,10 @@ class OperatorRun:
                 self._fire_wall_clock_timers(self.operator, output)
         self._put_store_changes(output)
         self.changed += self._states_to_store()
-        for of_keys in (self.states, self._digests, self._entries_before):
+        self._forget_states()
+
+    def _forget_states(self) -> None:
+        for of_keys in (self.states, self._versions, self._entries_before):
             of_keys.clear()
 
     def _drop_expired(self, latest_of_sides: tuple[int, int], output: StageOutput) -> None:
@@ -520,32 +528,32 @@ class OperatorRun:
         if not self.spec.queryable_stores:
             return
         assert isinstance(self.operator, Process)
-        for key, state in self.states.items():
-            entries = self.operator.entries_as_json(state)
-            entries_before = self._entries_before[key]
-            groups = self.spec.queryable_stores
-            for group_id, before, now in zip(groups, entries_before, entries, strict=True):
-                if before != now:
-                    output.put_state_row(group_id, key, None if now is None else f"[{now}]")
+        entries_after = [self.operator.entries(state) for state in self.states.values()]
+        entries_before = [self._entries_before[key] for key in self.states]
+        for number, group_id in enumerate(self.spec.queryable_stores):
+            before = self.operator.texts_of_entries(number, [entries[number] for entries in entries_before])
+            after = self.operator.texts_of_entries(number, [entries[number] for entries in entries_after])
+            keys: list[str] = []
+            values: list[str | None] = []
+            for key, text_before, text in zip(self.states, before, after, strict=True):
+                if text != text_before:
+                    keys.append(key)
+                    values.append(None if text is None else f"[{text}]")
+            if keys:
+                output.put_state_rows(group_id, keys, values)
 
     def _states_to_store(self) -> Iterator[State]:
         """The states of the loaded keys, and the tombstones of emptied states."""
         operator, number = self.operator, self.spec.number
+        timed_by_clock = operator if isinstance(operator, Process | ExpiringTable) else None
         for key, state in self.states.items():
-            digest_before = self._digests.get(key, 0)
+            replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                wall = operator.wall_due(state) if isinstance(operator, Process | ExpiringTable) else None
-                yield State(
-                    number,
-                    key,
-                    encode_state(state),
-                    operator.due(state),
-                    wall,
-                    replaces=digest_before,
-                )
-            elif key in self._digests:
+                wall = None if timed_by_clock is None else timed_by_clock.wall_due(state)
+                yield State(number, key, encode_state(state), operator.due(state), wall, replaces=replaced)
+            elif replaced is not None:
                 # A later batch must find this tombstone, not the state of an earlier batch.
-                yield State(number, key, None, replaces=digest_before)
+                yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
         """The states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
@@ -556,5 +564,5 @@ class OperatorRun:
                 "",
                 encode_state(shared),
                 shared=True,
-                replaces=self._shared_digest,
+                replaces=self._shared_version,
             )

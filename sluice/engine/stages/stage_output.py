@@ -277,9 +277,17 @@ class StageOutput:
         """Add a batch of results that were made as columns. The columns include the results' positions."""
         self._batches.append(batch)
 
-    def put_state_row(self, group_id: int, key: str, value: str | None) -> None:
-        """Add a change to a state row."""
-        self._append(group_id, key, value, self.stream_time, None, emitted=False)
+    def put_state_rows(self, group_id: int, keys: Sequence[str], values: Sequence[str | None]) -> None:
+        """Add changes to the state rows of different keys, at the current position."""
+        columns = {
+            "target": group_id,
+            "key": pa.array(keys, pa.string()),
+            "value": pa.array(values, pa.string()),
+            "time": self.stream_time,
+            "before": BEFORE_ALL,
+            "after": BEFORE_ALL,
+        }
+        self._batches.append(rows(len(keys), columns | dict(zip(SORT_KEY, self.position, strict=True))))
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)

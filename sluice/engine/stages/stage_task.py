@@ -150,9 +150,12 @@ class StageRows:
             self.reports.setdefault(target, []).append(advances)
         if reports.num_rows:
             batch = batch.filter(pc.invert(is_report))
-        for target in pc.unique(batch.column("target")).to_pylist():
-            rows = batch.filter(pc.equal(batch.column("target"), target)).select(OPERATOR_COLUMNS)
-            self.by_target.setdefault(target, []).append(dict(zip(OPERATOR_COLUMNS, rows.columns, strict=True)))
+        targets = pc.unique(batch.column("target")).to_pylist()
+        batch = batch.select(["target", *OPERATOR_COLUMNS])
+        for target in targets:
+            # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
+            rows = batch if len(targets) == 1 else batch.filter(pc.equal(batch.column("target"), target))
+            self.by_target.setdefault(target, []).append({name: rows.column(name) for name in OPERATOR_COLUMNS})
 
 
 class StageRun:

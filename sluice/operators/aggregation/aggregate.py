@@ -8,19 +8,20 @@ A result's time is the largest time of its records.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from itertools import accumulate, islice
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.operators.aggregation.calculation import Batched, Calculation
+from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
 from sluice.operators.aggregation.window_bounds import ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
-from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError, Times
 from sluice.operators.lateness import WindowLateness, last_forgotten
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
@@ -172,27 +173,6 @@ class Aggregation(BaseAggregation):
         return not state
 
 
-@dataclass
-class _Added:
-    """The aggregates, results and dropped rows after the values of many rows have been added."""
-
-    windows: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Number of a key → the time of its aggregate, and the aggregate."""
-    results_of_rows: list[tuple[int, str | None, int]] = field(default_factory=list)
-    """The index of the row, the value and the time of each result."""
-    without_value: list[int] = field(default_factory=list)
-    """The indices of the rows without a value."""
-
-    def results(self, rows: KeyedRows) -> Results:
-        causes, values, times = zip(*self.results_of_rows, strict=True) if self.results_of_rows else ((), (), ())
-        return Results(
-            np.array(causes, np.intp),
-            pa.array(values, rows.columns["value"].type),
-            np.array(times, np.int64),
-            dropped={"null_value": np.array(self.without_value, np.intp)},
-        )
-
-
 class Aggregate(Timeless, Aggregation):
     """One aggregate per key of a stream.
 
@@ -224,100 +204,73 @@ class Aggregate(Timeless, Aggregation):
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None, without a change of any state, if a function fails, or if the rows must be
-        processed one by one. The caller then processes them one by one, and rejects only a row that
-        fails.
+        Returns None if the rows must be processed one by one. Raises RowFailedError if a function fails. The caller
+        then processes the rows one by one, and rejects only a row that fails.
         """
         if self.retracts or self.history_ms is not None:
             return None
         self.calculation.keep_changes()
-        functions = ColumnFunctions.of(self.calculation, in_order=True)
         try:
-            if self.only_last and functions is not None:
-                added = self._add_columns(functions, states, rows)
-            elif self.only_last and isinstance(self.calculation, Batched):
-                added = self._add_lists(self.calculation, states, rows)
-            else:
-                added = self._add_all(states, rows)
+            return self._last_results(states, rows) if self.only_last else self._each_result(states, rows)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            # The functions may have modified aggregates before one of them failed.
-            for state in states:
-                self._restore(state, state.copy())
-            # The caller then processes the rows one by one, and so finds the row that fails.
-            return None
-        for number, window in added.windows.items():
-            states[number][0] = window
-            if self.only_last:
-                self._changed[rows.keys[number], 0] = None
-        return added.results(rows)
+        except BaseException as error:
+            raise RowFailedError from error
 
-    def _add_all(self, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Add all values, one after the other, and return the new aggregates.
-
-        The states themselves change only if a function modifies an aggregate in place.
-        """
-        calculation, added = self.calculation, _Added()
-        values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
-        for number, key in enumerate(rows.keys):
-            window = states[number].get(0)
-            for row in range(starts[number], starts[number + 1]):
-                # Kafka Streams drops records without a value here.
-                if values[row] is None:
-                    added.without_value.append(row)
-                    continue
-                time, aggregate = window or (times[row], calculation.new_aggregate())
-                aggregate = calculation.add(key, aggregate, calculation.read(values[row]))
-                window = added.windows[number] = max(time, times[row]), aggregate
-                if self.only_last:
-                    calculation.check(aggregate)
-                else:
-                    added.results_of_rows.append((row, calculation.result(aggregate), window[0]))
-        return added
-
-    def _add_columns(self, functions: ColumnFunctions, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Like `_add_all`, but add the values of all keys together, for the last result of each key.
-
-        Raises NumbersTooLargeError if the values have to be added one by one.
-        """
-        # Kafka Streams drops records without a value here.
-        given, dropped = np.flatnonzero(rows.has_value), np.flatnonzero(~rows.has_value)
-        added = _Added(without_value=dropped.tolist())
-        if not len(given):
-            return added
-        borders = np.searchsorted(given, rows.starts)
-        numbers = np.flatnonzero(np.diff(borders))
-        # Without windows, all records of a key count as one window, whose bounds do not matter.
-        bounds = np.zeros(len(numbers), np.int64)
-        windows = WindowRanges(numbers, bounds, bounds, borders[numbers], borders[numbers + 1])
-        values = rows.columns["value"].take(pa.array(given))
-        aggregates = functions.aggregates(values, windows, np.arange(len(given))).aggregates(np.arange(len(windows)))
-        latest = windows.over_ranges(np.maximum, rows.times[given]).tolist()
-        for number, time, aggregate in zip(numbers.tolist(), latest, aggregates, strict=True):
-            if 0 in states[number]:
-                held_time, held = states[number][0]
-                time, aggregate = max(time, held_time), functions.merge(rows.keys[number], held, aggregate)
-            added.windows[number] = time, aggregate
-        return added
-
-    def _add_lists(self, calculation: Batched, states: Sequence[Windows], rows: KeyedRows) -> _Added:
-        """Like `_add_all`, but add the values of each key together, for the last result of each key."""
-        # Kafka Streams drops records without a value here.
-        given, dropped = np.flatnonzero(rows.has_value), np.flatnonzero(~rows.has_value)
-        added = _Added(without_value=dropped.tolist())
-        values, times = rows.columns["value"].take(pa.array(given)).to_pylist(), rows.times[given].tolist()
-        borders = np.searchsorted(given, rows.starts).tolist()
-        for number, (key, begin, end) in enumerate(zip(rows.keys, borders[:-1], borders[1:], strict=True)):
+    def _each_result(self, states: Sequence[Windows], rows: KeyedRows) -> Results:
+        """Add all values, one after the other. Returns the result after each value."""
+        given, values, borders = _values(rows)
+        event_times, texts, begins = rows.times[given].tolist(), values.to_pylist(), borders.tolist()
+        results: list[str | None] = []
+        times: list[int] = []
+        for key, state, begin, end in zip(rows.keys, states, begins[:-1], begins[1:], strict=True):
             if begin == end:
                 continue
-            latest = max(times[begin:end])
-            time, aggregate = states[number].get(0) or (latest, calculation.new_aggregate())
-            for first in range(begin, end, _MOST_VALUES):
-                several = calculation.read_all(values[first : min(first + _MOST_VALUES, end)])
-                aggregate = calculation.add(key, aggregate, several)
-            calculation.check(aggregate)
-            added.windows[number] = max(time, latest), aggregate
+            time, aggregate = state.get(0) or (event_times[begin], self.calculation.new_aggregate())
+            aggregate = self.calculation.add_all(key, aggregate, texts[begin:end], results)
+            times += islice(accumulate(event_times[begin:end], max, initial=time), 1, None)
+            state[0] = times[-1], aggregate
+        return _results(rows, given, results, np.array(times, np.int64))
+
+    def _last_results(self, states: Sequence[Windows], rows: KeyedRows) -> Results:
+        """Add the values of each key together. Returns the last result of each key."""
+        given, values, borders = _values(rows)
+        with_values = np.flatnonzero(np.diff(borders))
+        if not len(with_values):
+            return _results(rows, given, [], rows.times[given])
+        # Without windows, all records of a key count as one window, whose bounds do not matter.
+        bounds = np.zeros(len(with_values), np.int64)
+        windows = WindowRanges(with_values, bounds, bounds, borders[with_values], borders[with_values + 1])
+        latest = windows.over_ranges(np.maximum, rows.times[given])
+        numbers: list[int] = with_values.tolist()
+        keys = [rows.keys[number] for number in numbers]
+        held = [states[number].get(0) for number in numbers]
+        aggregates = self._added(keys, held, values, windows)
+        times: list[int] = []
+        for time, window in zip(latest.tolist(), held, strict=True):
+            times.append(time if window is None else max(time, window[0]))
+        for number, time, aggregate in zip(numbers, times, aggregates, strict=True):
+            states[number][0] = time, aggregate
+        last_rows = given[windows.behind - 1]
+        results = _results(rows, last_rows, self.calculation.results(aggregates), np.array(times, np.int64))
+        # As the results of `send_last_results`, these results come from no single record.
+        return replace(results, headers=pa.nulls(len(numbers), pa.string()))
+
+    def _added(
+        self, keys: Sequence[str], held: Sequence[tuple[int, Any] | None], values: pa.Array, windows: WindowRanges
+    ) -> list[Any]:
+        """The aggregates of keys after the values of their windows have been added to the aggregates that they held."""
+        calculation = self.calculation
+        functions = ColumnFunctions.of(calculation, in_order=True)
+        if functions is not None:
+            aggregates = functions.aggregates(values, windows, np.arange(len(values))).aggregates(np.arange(len(keys)))
+            pairs = zip(keys, held, aggregates, strict=True)
+            return [new if old is None else functions.merge(key, old[1], new) for key, old, new in pairs]
+        texts, added = values.to_pylist(), list[Any]()
+        ranges = zip(keys, held, windows.first.tolist(), windows.behind.tolist(), strict=True)
+        for key, old, first, behind in ranges:
+            aggregate = calculation.new_aggregate() if old is None else old[1]
+            added.append(calculation.add_all(key, aggregate, texts[first:behind]))
         return added
 
     def _time_of(self, state: Windows, row: Row) -> int:
@@ -332,8 +285,16 @@ class RowsAggregate(Aggregate):
     replaces_initial = False
 
 
-_MOST_VALUES = 10_000
-"""A function that takes lists gets at most this many values in one call, which limits the memory that it needs."""
+def _values(rows: KeyedRows) -> tuple[Indices, pa.Array, Indices]:
+    """The rows with a value, their values, and where the values of each key begin and end."""
+    # Kafka Streams drops records without a value from aggregates without windows.
+    given = np.flatnonzero(rows.has_value)
+    return given, rows.columns["value"].take(pa.array(given)), np.searchsorted(given, rows.starts)
+
+
+def _results(rows: KeyedRows, causes: Indices, values: Sequence[str | None], times: Times) -> Results:
+    texts = pa.array(values, rows.columns["value"].type)
+    return Results(causes, texts, times, dropped={"null_value": np.flatnonzero(~rows.has_value)})
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
@@ -438,8 +399,8 @@ class TableAggregate(Timeless, BaseAggregation):
     def process_columns(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None, without a change of any state, if a change fails or has failed in an earlier batch. The caller
-        then processes the rows one by one, and rejects only a change that fails.
+        Returns None, without a change of any state, if a change has failed in an earlier batch. Raises RowFailedError
+        if a change fails. The caller then processes the rows one by one, and rejects only a change that fails.
         """
         if any(state.instead for state in states):
             return None
@@ -448,11 +409,8 @@ class TableAggregate(Timeless, BaseAggregation):
             groups, results = self._change_all(states, rows)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            # The functions may have modified aggregates before one of them failed.
-            for state in states:
-                self._restore(state.windows, state.windows.copy())
-            return None
+        except BaseException as error:
+            raise RowFailedError from error
         for number, group in groups.items():
             states[number].windows[0] = group
         causes, values, times, old = zip(*results, strict=True) if results else ((), (), (), ())

@@ -24,6 +24,7 @@ from sluice.operators.aggregation.aggregate_functions import (
 from sluice.operators.aggregation.statistics import ArgumentPair
 from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder, state_type
 from sluice.values import contract_parts
+from sluice.values.function_wrappers import for_key
 from sluice.values.stored_values import value_decoder
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -50,6 +51,13 @@ class Calculation(Protocol):
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with the value added. May modify `aggregate`."""
 
+    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+        """Return the aggregate with the values of several rows added, one after the other.
+
+        Appends the result after each value to `results`, if given. Raises the error that `add` or `result` would raise
+        for any of the values. The changes of a call that fails cannot be undone.
+        """
+
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with a previously added value removed. May modify `aggregate`."""
 
@@ -61,6 +69,9 @@ class Calculation(Protocol):
 
     def result(self, aggregate: Any) -> str | None:
         """Return the result as JSON text, or None if there is no result."""
+
+    def results(self, aggregates: Sequence[Any]) -> list[str | None]:
+        """Return the result of each aggregate."""
 
     def check(self, aggregate: Any) -> None:
         """Raise the error that `result` would raise."""
@@ -158,6 +169,17 @@ class Functions:
         triples = zip(self._adders, aggregate, value, strict=True)
         return tuple([add(part, argument) for add, part, argument in triples])
 
+    def add_all(
+        self, key: str, aggregate: tuple[Any, ...], values: Sequence[str], results: list[str | None] | None = None
+    ) -> tuple[Any, ...]:
+        for arguments in map(self._arguments, values):
+            aggregate = self.add(key, aggregate, arguments)
+            if results is None:
+                self.check(aggregate)
+            else:
+                results.append(self.result(aggregate))
+        return aggregate
+
     def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         triples = zip(self.accumulators, aggregate, value, strict=True)
         return tuple([accumulator.subtract(part, argument) for accumulator, part, argument in triples])
@@ -181,6 +203,9 @@ class Functions:
         elif self.fields:
             shaped = dict(zip(self.fields, results, strict=True))
         return _ENCODER.encode(shaped).decode()
+
+    def results(self, aggregates: Sequence[tuple[Any, ...]]) -> list[str | None]:
+        return [self.result(aggregate) for aggregate in aggregates]
 
     def result_json(self, at: int, part: Any) -> str:
         """The result of one function as JSON text, given the function's part of the aggregate."""
@@ -248,6 +273,7 @@ class Custom:
         self.kind = state_type(value_type) | None
         self._plain = value_type
         self._declared = Declared(value_type)
+        self._is_plain = self._declared.is_plain
         self._initializer = initializer
         self._adder = adder
         self._subtractor = subtractor
@@ -264,7 +290,10 @@ class Custom:
         initial = self._initializer()
         # Return a copy, in case the initializer returns the same list for every key and the adder
         # appends to it.
-        return initial if type(initial) in IMMUTABLE else deepcopy(initial)
+        if type(initial) in IMMUTABLE:
+            return initial
+        copy = self._declared.copy_plain
+        return copy(initial) if copy is not None and self._is_plain(initial) else deepcopy(initial)
 
     def read(self, value: str | None) -> Any:
         return None if value is None else self._decode(value)
@@ -281,6 +310,27 @@ class Custom:
             aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
+
+    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+        adder, declared = for_key(self._adder, key), self._declared
+        is_plain, copy = declared.is_plain, declared.copy_plain
+        for value in map(self._decode, values):
+            if aggregate is None:
+                aggregate = self.add(key, None, value)
+            else:
+                aggregate = adder(aggregate, value)
+                if is_plain(aggregate):
+                    if copy is not None:
+                        aggregate = copy(aggregate)
+                    if results is not None:
+                        results.append(declared.plain_text(aggregate))
+                    continue
+                aggregate = self._checked(aggregate)
+            # Without `results`, the result is computed only for the errors that it may raise.
+            result = self.result(aggregate)
+            if results is not None:
+                results.append(result)
+        return aggregate
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         if not self._subtractor:
@@ -304,12 +354,15 @@ class Custom:
         return deepcopy(aggregate)
 
     def result(self, aggregate: Any) -> str | None:
-        if _is_bigint(aggregate):
-            return str(aggregate)
         return None if aggregate is None else self._declared.typed_json(aggregate)
 
+    def results(self, aggregates: Sequence[Any]) -> list[str | None]:
+        if any(aggregate is None for aggregate in aggregates):
+            return [self.result(aggregate) for aggregate in aggregates]
+        return [*self._declared.typed_texts(aggregates)]
+
     def check(self, aggregate: Any) -> None:
-        if not _is_bigint(aggregate):
+        if not self._is_plain(aggregate):
             self.result(aggregate)
 
     def keep_changes(self) -> None:
@@ -330,11 +383,12 @@ class Custom:
 
         Raises an error if the aggregate is not of the declared type.
         """
+        if self._is_plain(aggregate):
+            copy = self._declared.copy_plain
+            return aggregate if copy is None else copy(aggregate)
         kind = type(aggregate)
-        if kind is int:
-            if self._plain in (int, Any) and _is_bigint(aggregate):
-                return aggregate
-        elif kind is self._plain and kind in IMMUTABLE:
+        # The range of integers is checked below.
+        if kind is self._plain and kind in _WITHOUT_INTEGERS:
             return aggregate
         if self._check_amounts is not None:
             self._check_amounts(aggregate)
@@ -344,9 +398,7 @@ class Custom:
         return decoded
 
 
-def _is_bigint(aggregate: Any) -> bool:
-    """Whether the aggregate is an integer of 64 bits, which needs no check to be written as JSON."""
-    return type(aggregate) is int and -(1 << 63) <= aggregate < 1 << 63
+_WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 class Batched(Custom):
@@ -359,9 +411,20 @@ class Batched(Custom):
     def read(self, value: str | None) -> Any:
         return None if value is None else [self._decode(value)]
 
-    def read_all(self, values: Sequence[str]) -> list[Any]:
-        """Decode the values of several rows for one call of `add`."""
-        return [self._decode(value) for value in values]
+    @override
+    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+        size = _MOST_VALUES if results is None else 1
+        for first in range(0, len(values), size):
+            several = [*map(self._decode, values[first : first + size])]
+            aggregate = self.add(key, aggregate, several)
+            if results is not None:
+                results.append(self.result(aggregate))
+        self.check(aggregate)
+        return aggregate
+
+
+_MOST_VALUES = 10_000
+"""A function that takes lists gets at most this many values in one call, which limits the memory that it needs."""
 
 
 class Cogrouped(Custom):
@@ -380,11 +443,9 @@ class Cogrouped(Custom):
         super().__init__(initializer, self._add_of_stream, None, merger, value_type)
         self._adders = [adder for adder, _ in streams]
         self._decoders = [value_decoder(kind | None if kind is not Any else Any) for _, kind in streams]
+        self._decode = self._decode_with_number
 
-    @override
-    def read(self, value: str | None) -> Any:
-        if value is None:
-            return None
+    def _decode_with_number(self, value: str | msgspec.Raw) -> tuple[int, Any]:
         stream, data = _decode_numbered(value)
         return stream, self._decoders[stream](data)
 

@@ -10,7 +10,7 @@ Access operator states through a `Shard`, which adds fencing and checksums.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,15 +23,21 @@ _CHUNK = 500
 _NEWEST = """s.batch = (SELECT max(n.batch) FROM states AS n
     WHERE n.operator = s.operator AND n.shared = s.shared AND n.key = s.key AND n.batch < ?)"""
 _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "digest")
-_READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest FROM states AS s
+_READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest, s.batch FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
 _DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
 _EARLIEST = f"SELECT min(s.{{clock}}) FROM states AS s WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"
 _DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
     SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
+_DELETE_BEFORE = "DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < ?"
 _VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
     AND batch >= ? ORDER BY operator, shared, key, batch LIMIT ?"""
 _BEGIN = (-1, 0, "", -1)
+_NOTHING = (0, -1)
+
+
+Replaced: TypeAlias = tuple[int, int]
+"""The digest and the batch of a version that another version replaces."""
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -50,15 +56,15 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     shared: bool = False
     """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
     If it is a table's row that a processor reads, `key` names the row."""
-    replaces: int = 0
-    """The digest of the version that this state replaces; 0 if there is none."""
+    replaces: Replaced | None = None
+    """The version that this state replaces, as it was read; None if there is none."""
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """A state as read from the shard."""
+    """A state as read from the shard. `data` is None if the operator has deleted the state."""
 
-    data: bytes
-    digest: int
+    data: bytes | None
+    version: Replaced
 
 
 class StateVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +93,7 @@ def read(
     before: int,
     shared: bool,
 ) -> dict[str, StoredState]:
-    """The states of these keys as of the batch before `before`. Omits keys without a state.
+    """The states of these keys as of the batch before `before`. Omits keys that never had a state.
 
     Raises DamagedState if a row has been altered since it was written.
     """
@@ -95,11 +101,10 @@ def read(
     for start in range(0, len(keys), _CHUNK):
         chunk = keys[start : start + _CHUNK]
         sql = _READ.format(keys=", ".join("?" * len(chunk)))
-        for key, due, wall, data, digest in driver.fetch(sql, (operator, int(shared), *chunk, before)):
+        for key, due, wall, data, digest, batch in driver.fetch(sql, (operator, int(shared), *chunk, before)):
             if not _is_as_written(operator, shared, key, due, wall, data, digest):
                 raise _damage_error(operator, key)
-            if data is not None:
-                states[key] = StoredState(data, digest)
+            states[key] = StoredState(data, (digest, batch))
     return states
 
 
@@ -131,16 +136,19 @@ def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int
 
     Returns by how much the sum of the digests and the number of rows have grown.
     """
-    rows, digest_growth = [], 0
+    rows, outdated, digest_growth = [], [], 0
     for s in states:
         digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
+        replaced_digest, replaced_batch = s.replaces or _NOTHING
         # The state is the same as in the newest version, so it needs no new version.
-        if digest == s.replaces:
+        if digest == replaced_digest:
             continue
-        digest_growth += digest - s.replaces
+        digest_growth += digest - replaced_digest
         rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
-    # Keep the newest of the earlier versions, from which a repeated batch starts.
-    deleted = driver.execute_many(_DELETE_BUT_NEWEST, [(*row[:3], *row[:3]) for row in rows])
+        # The replaced version is kept, because a repeated batch starts from it.
+        if s.replaces is not None:
+            outdated.append((s.operator, int(s.shared), s.key, replaced_batch))
+    deleted = driver.execute_many(_DELETE_BEFORE, outdated)
     driver.insert("states", _COLUMNS, rows)
     return digest_growth, len(rows) - deleted
 

@@ -195,7 +195,7 @@ class Shard(Protocol):
     ) -> dict[str, StoredState]:
         """An operator's states of these keys as of the batch before `before`.
 
-        Omits keys without a state. With `shared`, returns states that belong to no key: the state
+        Omits keys that never had a state. With `shared`, returns states that belong to no key: the state
         that all keys of the worker share has the empty text as its key, and a table's row that a
         processor reads has the row's name.
         """

@@ -14,7 +14,7 @@ import pyarrow as pa
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
 from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
-from sluice.operators.columns import ColumnOperator, KeyedRows, Results
+from sluice.operators.columns import ColumnOperator, KeyedRows, Results, RowFailedError
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
@@ -163,7 +163,6 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
     before, after, closed, latest_of_sides = stream_times(operator, rows, False)
     times = {"before": before, "after": after}
     times |= {"left": [left for left, _ in latest_of_sides], "right": [right for _, right in latest_of_sides]}
-    decode = state_decoder(operator.state_type)
     first = 0
     for end in sorted({*cuts, len(rows)} & {*range(1, len(rows) + 1)}):
         for number in range(first, end):
@@ -172,9 +171,12 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
         keyed = sorted((each.key, number) for number, each in enumerate(rows[first:end], first) if each.key is not None)
         numbers = [number for _, number in keyed]
         keys = sorted({key for key, _ in keyed})
-        states = [decode(ran.states[key]) if key in ran.states else operator.new_state() for key in keys]
+        states = _states(operator, keys, ran)
         if keys:
-            results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, times))
+            try:
+                results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, times))
+            except RowFailedError:
+                states, results = _states(operator, keys, ran), None
             if results is None:
                 for key, number in keyed:
                     _process(operator, states[keys.index(key)], rows[number], number, times, ran)
@@ -187,6 +189,12 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
         _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
         first = end
     return ran
+
+
+def _states(operator: Operator[Any], keys: Sequence[str], ran: Ran) -> list[Any]:
+    """The states of keys as of the batches so far."""
+    decode = state_decoder(operator.state_type)
+    return [decode(ran.states[key]) if key in ran.states else operator.new_state() for key in keys]
 
 
 def _process(

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from sluice import within
 from sluice.operators import columns, process
-from sluice.operators.aggregation import aggregate
+from sluice.operators.aggregation import calculation
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Custom, Functions
 from sluice.operators.base import LEFT, MOVED, RIGHT
-from sluice.operators.columns import ColumnOperator, KeyedRows
+from sluice.operators.columns import ColumnOperator, KeyedRows, RowFailedError
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
@@ -175,7 +175,7 @@ def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch:
     assert calls == [("a", [0, 2]), ("b", [1, 3]), ("a", [4, 6]), ("b", [5, 7])]
     assert ran.values == [2, 4, 12, 16]
     calls.clear()
-    monkeypatch.setattr(aggregate, "_MOST_VALUES", 3)
+    monkeypatch.setattr(calculation, "_MOST_VALUES", 3)
     run_in_columns(Aggregate(Batched(int, add_all, value_type=int), only_last=True), made)
     assert calls == [("a", [0, 2, 4]), ("a", [6]), ("b", [1, 3, 5]), ("b", [7])]
 
@@ -236,8 +236,8 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest
     processor, state = summing(), summing().new_state()
     texts = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
     rows = KeyedRows(["k"], np.array([0, 6]), texts | {"time": pa.array([1] * 6)}, times_of(6))
-    assert processor.process_columns([state], rows) is None
-    assert processor.is_empty(state)
+    with pytest.raises(RowFailedError):
+        processor.process_columns([state], rows)
     by_row, by_columns = run(summing(), made), run_in_columns(summing(), made)
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 

@@ -47,11 +47,9 @@ class Source:
         rows = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in zip(chosen, values, strict=True)]
         self.shard.write_rows(self.batch, rows)
         before = self.shard.read_states(OPERATOR, chosen, self.batch, 0)
+        replaced = {key: state.version for key, state in before.items()}
         states = [
-            State(
-                OPERATOR, key, b"%d" % self.chance.randrange(999), replaces=before[key].digest if key in before else 0
-            )
-            for key in chosen
+            State(OPERATOR, key, b"%d" % self.chance.randrange(999), replaces=replaced.get(key)) for key in chosen
         ]
         self.shard.write_states(self.batch, [OPERATOR], states, 0)
 

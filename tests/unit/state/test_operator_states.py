@@ -47,17 +47,18 @@ def shard(database: str) -> LocalShard:
 def run(shard: LocalShard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
     """Add a number to each key's state, as a task does; 0 deletes the key."""
     kept = shard.read_states(operator, list(adds), batch, epoch)
-    sums = {key: int(kept[key].data) + add if key in kept else add for key, add in adds.items()}
-    states = [
-        State(operator, key, str(sums[key]).encode() if add else None, replaces=kept[key].digest if key in kept else 0)
-        for key, add in adds.items()
-    ]
+    sums = {key: add + int((kept[key].data or 0) if key in kept else 0) for key, add in adds.items()}
+    states = []
+    for key, add in adds.items():
+        replaced = kept[key].version if key in kept else None
+        states.append(State(operator, key, str(sums[key]).encode() if add else None, replaces=replaced))
     shard.write_states(batch, [operator], states, epoch)
     return sums
 
 
 def kept(shard: LocalShard, batch: int, *keys: str) -> dict[str, bytes]:
-    return {key: one.data for key, one in shard.read_states(SUM, keys, batch + 1, 99).items()}
+    states = shard.read_states(SUM, keys, batch + 1, 99)
+    return {key: state.data for key, state in states.items() if state.data is not None}
 
 
 def test_a_repeated_batch_starts_from_the_same_states(shard: LocalShard) -> None:
@@ -73,10 +74,20 @@ def test_a_repeated_batch_starts_from_the_same_states(shard: LocalShard) -> None
 def test_a_state_that_stays_the_same_is_not_written_again(shard: LocalShard) -> None:
     run(shard, 0, a=1, b=2)
     state = shard.read_states(SUM, ["a"], 1, 1)["a"]
-    shard.write_states(1, [SUM], [State(SUM, "a", state.data, replaces=state.digest)], 1)
+    shard.write_states(1, [SUM], [State(SUM, "a", state.data, replaces=state.version)], 1)
     assert [version.batch for version in shard.state_versions(0, None, 10)] == [0, 0]
     assert kept(shard, 1, "a", "b") == {"a": b"1", "b": b"2"}
     shard.verify_states(1)
+
+
+def test_a_key_keeps_two_versions_even_if_it_was_deleted_in_between(shard: LocalShard) -> None:
+    for batch, add in enumerate((1, 0, 3, 4)):
+        run(shard, batch, a=add, b=1)
+    assert [(version.key, version.batch) for version in shard.state_versions(0, None, 10)] == [
+        ("a", 2), ("a", 3), ("b", 2), ("b", 3),
+    ]  # fmt: skip
+    assert kept(shard, 3, "a", "b") == {"a": b"7", "b": b"4"}
+    shard.verify_states(3)
 
 
 def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) -> None:
@@ -85,7 +96,7 @@ def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) 
     run(shard, 1, epoch=2, a=10)
     run(shard, 2, epoch=3, a=100)
     with pytest.raises(LeaseError, match="lost its lease"):
-        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=stopped["a"].digest)], 1)
+        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=stopped["a"].version)], 1)
     for batch in (1, 3):
         with pytest.raises(LeaseError):
             shard.read_states(SUM, ["a"], batch, 2)
@@ -116,7 +127,7 @@ def test_a_late_task_cannot_replace_a_newer_batch(shard: LocalShard) -> None:
     shard.write_rows(2, [(0, "a", 0, 10, "[2]")], 1)
     before = shard.checksums(2)
     with pytest.raises(EngineError, match="already has batch 2"):
-        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=late["a"].digest)], 1)
+        shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=late["a"].version)], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
         shard.write_rows(1, [(0, "a", 0, 10, "[1]")], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
