@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 from sluice.local.broker import EmbeddedKafka, running
+from sluice.testing.memory import memory_folder
 from tests.support.ports import free_port
 from tests.support.postgres import postgres_server
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
-_MEMORY = Path("/dev/shm")
-"""Tests wait for the disk again and again, because databases and brokers flush what they write."""
-_ROOM = 2 << 30
-"""Bytes. All tests at once need a quarter of a GiB."""
 _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 
@@ -64,18 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folders of files and of the broker, before pytest-xdist starts its processes."""
     if not hasattr(config, "workerinput"):
-        if "TMPDIR" not in os.environ and _is_usable(_MEMORY):
-            os.environ["TMPDIR"] = str(_MEMORY)
+        # Tests would wait for the disk again and again, because databases and brokers flush what they write.
+        if memory := memory_folder():
+            os.environ["TMPDIR"] = memory
             tempfile.tempdir = None
         os.environ[_BROKER] = tempfile.mkdtemp(prefix="sluice-tests-broker-")
-
-
-def _is_usable(folder: Path) -> bool:
-    """Whether tests can write all their files to a folder and run programs there."""
-    if not os.access(folder, os.W_OK):
-        return False
-    system = os.statvfs(folder)
-    return system.f_bavail * system.f_frsize >= _ROOM and not system.f_flag & os.ST_NOEXEC
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

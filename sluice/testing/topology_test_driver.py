@@ -34,6 +34,7 @@ from sluice.state.model import StoreInfo
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
+from sluice.testing.memory import memory_folder
 from sluice.testing.piped_records import HeadersArgument, PipedRecords
 from sluice.testing.piped_run import ManualClock, PipedRun
 from sluice.topology.pipeline import Pipeline
@@ -81,8 +82,9 @@ class TopologyTestDriver:
     the pipeline exists once a test has written a record to it. Values of type str, bytes or None
     are written unchanged, other values as JSON.
 
-    The state is in SQLite files, which are deleted when the driver ends. If `database` is the URL of an empty
-    PostgreSQL database, the state is in this database, and is not deleted.
+    The state is in SQLite files, which are deleted when the driver ends. The files are in the folder that TMPDIR names,
+    else in /dev/shm if it has room for 2 GiB, else in Python's default folder for temporary files. If `database` is the
+    URL of an empty PostgreSQL database, the state is in this database, and is not deleted.
 
     `connections` maps the names of connections to the URLs of the databases that `lookup` reads, such as
     `sqlite:////tmp/customers.db` for a SQLite file.
@@ -103,7 +105,8 @@ class TopologyTestDriver:
     ) -> None:
         require_no_task()
         self.pipeline = pipeline
-        self.home = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        # On a disk, removing the files may take longer than processing a record.
+        self.home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=memory_folder()))
         """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
         # Clean up at exit even if the pipeline is rejected below, or a task still
         # writes after its query has stopped.

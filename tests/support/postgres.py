@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
+from sluice.state.ledger.ledger import Ledger
 from tests.support.ports import free_port
 
 _USER = "sluice"
@@ -31,9 +33,28 @@ _FILES = "sluice-tests-postgres-"
 def new_database(server: str) -> str:
     """URL of a new, empty database of a server."""
     name = f"state_{next(_NUMBERS)}"
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+    _execute(server, f"CREATE DATABASE {name} STRATEGY FILE_COPY")
     return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+
+def database_with_ledger(server: str) -> str:
+    """URL of a new database of a server, with an empty ledger, whose tables are copied from another database."""
+    name = f"state_{next(_NUMBERS)}"
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {_template(server)} STRATEGY FILE_COPY")
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+
+@cache
+def _template(server: str) -> str | None:
+    """The name of the server's database that `database_with_ledger` copies."""
+    url = new_database(server)
+    Ledger.open(url).close()
+    return make_url(url).database
+
+
+def _execute(server: str, statement: str) -> None:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(statement.encode())
 
 
 @contextmanager

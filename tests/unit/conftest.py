@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.postgres import new_database
+from tests.support.postgres import database_with_ledger, new_database
 
 if TYPE_CHECKING:
     from tests.support.api_client import Api
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """URL of a new database for ledger and shards; for SQLite shards, a folder."""
+    """URL of a database without rows for ledger and shards; for SQLite shards, a folder."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/state"
+    return database_with_ledger(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without tables; for SQLite shards, a folder."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/state"
     return new_database(request.getfixturevalue("postgres"))

@@ -13,7 +13,7 @@ from sluice.observe.metrics import METRICS, gauges, histogram_samples, of_pipeli
 from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.measurements import Labels, Measurement, duration
-from tests.support.postgres import new_database
+from tests.support.postgres import database_with_ledger
 from tests.support.prometheus import promtool
 from tests.support.states import NOON, States
 
@@ -87,7 +87,7 @@ def test_a_shard_that_is_not_here_has_no_size(states: States) -> None:
 
 
 def test_shards_in_postgresql_have_a_size(postgres: str) -> None:
-    in_postgres = States(new_database(postgres))
+    in_postgres = States(database_with_ledger(postgres))
     in_postgres.publish({f"key {number}": "1" for number in range(100)})
     sizes = shard_sizes(LedgerFigures.read(in_postgres.ledger))
     assert {worker: size > 8_192 for worker, size in sizes.items()} == {("orders", 0): True, ("orders", 1): True}

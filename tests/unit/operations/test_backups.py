@@ -27,13 +27,13 @@ from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.support.installation import OPERATOR, Installation, content, expected, settings_of
-from tests.support.postgres import new_database
+from tests.support.postgres import database_with_ledger, new_database
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest) -> str:
-    """The address of an empty database, or nothing for SQLite files."""
-    return "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
+    """The address of a database without rows, or nothing for SQLite files."""
+    return "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture

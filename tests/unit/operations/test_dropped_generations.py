@@ -20,12 +20,12 @@ from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import exists
 from tests.support.installation import Installation, content, expected, settings_of
 from tests.support.lost_commits import losing
-from tests.support.postgres import new_database
+from tests.support.postgres import database_with_ledger
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def current(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
-    database = "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
+    database = "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
     return Installation(settings_of(tmp_path, database))
 
 

@@ -34,7 +34,7 @@ from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
 from tests.faults.dying import calls
 from tests.support.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
-from tests.support.postgres import new_database
+from tests.support.postgres import database_with_ledger
 
 
 def job_of(workers: int) -> Job:
@@ -46,7 +46,7 @@ def job_of(workers: int) -> Job:
 @pytest.fixture(params=["sqlite", "postgres"])
 def old(request: pytest.FixtureRequest, tmp_path: Path, kafka: EmbeddedKafka) -> Installation:
     """An installation with two workers and two batches."""
-    database = "" if request.param == "sqlite" else new_database(request.getfixturevalue("postgres"))
+    database = "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
     installation = Installation(settings_of(tmp_path, database, kafka.bootstrap))
     installation.publish()
     return installation

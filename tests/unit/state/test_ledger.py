@@ -101,9 +101,9 @@ def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
     assert states.ledger.positions("unknown") == {}
 
 
-def test_many_processes_open_a_new_ledger_at_once(database: str) -> None:
+def test_many_processes_open_a_new_ledger_at_once(empty_database: str) -> None:
     code = "import sys; from sluice.state.ledger.ledger import Ledger; Ledger.open(sys.argv[1]).close()"
-    processes = [subprocess.Popen([sys.executable, "-c", code, ledger_url(database)]) for _ in range(3)]
+    processes = [subprocess.Popen([sys.executable, "-c", code, ledger_url(empty_database)]) for _ in range(3)]
     assert [process.wait() for process in processes] == [0] * 3
 
 

@@ -49,8 +49,8 @@ def newer(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.M
     return monkeypatch
 
 
-def test_a_new_ledger_has_the_version_of_its_tables(database: str) -> None:
-    with Ledger.open(ledger_url(database)) as ledger, ledger.engine.connect() as connection:
+def test_a_new_ledger_has_the_version_of_its_tables(empty_database: str) -> None:
+    with Ledger.open(ledger_url(empty_database)) as ledger, ledger.engine.connect() as connection:
         (version,) = connection.execute(text(f"SELECT version_num FROM {migrations.TABLE}")).scalars()
         assert version == migrations.HEAD
 
@@ -87,10 +87,10 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
 
 @pytest.mark.parametrize("version", ["0007", "1", "2", None])
 def test_a_ledger_from_before_the_first_release_is_refused_and_stays_as_it_is(
-    database: str, version: str | None
+    empty_database: str, version: str | None
 ) -> None:
     """Its tables had a level between pipeline and generation."""
-    old, key = ledger_url(database), "pipeline TEXT, job TEXT, generation INTEGER"
+    old, key = ledger_url(empty_database), "pipeline TEXT, job TEXT, generation INTEGER"
     engine = open_engine(database_url(old))
     with transaction(engine) as connection:
         for table in ("jobs", "generations", "snapshots"):

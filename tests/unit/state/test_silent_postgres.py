@@ -27,7 +27,7 @@ from sluice.state.queries import worker_queries
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.time_limits import query_deadline, waits_limited
 from tests.support.api_client import Api
-from tests.support.postgres import frozen, new_database
+from tests.support.postgres import database_with_ledger, frozen, new_database
 from tests.support.silent_network import SilentNetwork
 from tests.support.states import States
 from tests.unit.sinks.test_postgres_tables import begun
@@ -116,7 +116,7 @@ def test_requests_and_renewals_end_while_postgresql_is_frozen(
 ) -> None:
     monkeypatch.setattr(ledger_reads, "ANSWER_SECONDS", SHORT)
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", SHORT)
-    states = States(new_database(postgres))
+    states = States(database_with_ledger(postgres))
     states.publish({"a": "[1, 2]", "b": "[3, 4]"})
     paths = ["stores", "stores/totals/keys/a", "stores/totals", "stores/totals/count", "pipelines/orders/snapshots"]
     statuses: dict[str, list[int]] = {path: [] for path in paths}
