@@ -121,33 +121,42 @@ def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhil
     assert not held()
 
 
-@pytest.mark.spark
+ON_SPARK = [pytest.mark.spark, pytest.mark.heavy]
+
+
 @pytest.mark.parametrize(
     ("build", "batches"),
     [
         (latest, 21),
-        pytest.param(latest, 45, marks=pytest.mark.heavy),
-        pytest.param(shop, 45, marks=pytest.mark.heavy),
-        pytest.param(every_operator, 45, marks=pytest.mark.heavy),
+        pytest.param(latest, 45, marks=ON_SPARK),
+        pytest.param(shop, 45, marks=ON_SPARK),
+        pytest.param(every_operator, 45, marks=ON_SPARK),
     ],
 )
 def test_batches_leave_no_threads_and_files(
-    spark: SparkSession, start: Start, meanwhile: Callable[..., None], build: Callable[[Names], Pipeline], batches: int
+    run_session: SparkSession,
+    start: Start,
+    meanwhile: Callable[..., None],
+    build: Callable[[Names], Pipeline],
+    batches: int,
 ) -> None:
-    running, sizes = start(build), list[tuple[Size, Size]]()
+    running, samples = start(build), list[list[Size]]()
     running.settings = replace(running.settings, linger_ms=600_000)
     running.send("shops", (b"a", address("a", "X")))
 
     def next_batch() -> None:
-        sizes.append((own_size(), jvm_size(spark, running.bootstrap)))
-        second = len(sizes)
+        sizes = [own_size()]
+        if isinstance(run_session, SparkSession):
+            sizes.append(jvm_size(run_session, running.bootstrap))
+        samples.append(sizes)
+        second = len(samples)
         running.send("sales", sale("a", at=f"08:{second // 60:02d}:{second % 60:02d}"))
 
     meanwhile(*[next_batch] * batches)
     assert running.run() == batches + 1
     # Spark and the clients have started their threads after some batches. A leak in each batch is more than `more`.
     warm = batches // 3
-    for before, after in zip(sizes[warm], sizes[-1], strict=True):
+    for before, after in zip(samples[warm], samples[-1], strict=True):
         assert_flat(before, after, more=warm)
 
 
