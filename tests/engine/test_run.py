@@ -24,9 +24,8 @@ from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start
 from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop, simple_shop
 
-pytestmark = pytest.mark.spark
 
-
+@pytest.mark.spark
 def test_a_run_reads_all_records_and_publishes_one_snapshot(start: Start) -> None:
     running = start(shop, sales=2)
     running.send("shops", address("a", "Aachen"))
@@ -81,6 +80,7 @@ def closed(folder: Path) -> bool:
     return folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.spark
 def test_the_next_run_continues_where_the_last_one_ended(start: Start) -> None:
     running = start(shop)
     running.send("sales", sale("a"), sale("a", at="08:00:01"))
@@ -111,7 +111,7 @@ def test_a_closed_window_accepts_no_records_but_can_be_queried(start: Start) -> 
     assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
     assert running.snapshot().counts["late/n_window"] == 2
     assert running.store("n") == {"a": 3, "b": 2, "c": 1}
-    # Much later, when Spark has dropped the window.
+    # Days later, the window can still be queried.
     for day in ("06", "07", "08"):
         running.send("sales", sale("d", at=f"2022-12-{day}T08:00:00"))
     running.run(max_records=1)
@@ -259,6 +259,7 @@ pipeline.stream("{topic}", value=Ride, event_time="at").group_by("line").count(s
 """
 
 
+@pytest.mark.spark
 def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "jobs#1" / "rides.py"
     file.parent.mkdir()

@@ -61,7 +61,6 @@ def test_a_record_too_large_for_its_topic_fails_the_run_with_the_options(start: 
         assert ledger.snapshots.latest(running.pipeline.name) is None
 
 
-@pytest.mark.spark
 def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None:
     running = with_small_topic(start, copied("dead_letter"))
     running.send("sales", sale("a"), sale("a", quantity=LIMIT), sale("a", quantity=LIMIT - 1_000), sale("b"))
@@ -78,7 +77,6 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None
     assert running.counts(f"output/{running.names('copies')}") == 3
 
 
-@pytest.mark.spark
 def test_a_dead_letter_too_large_for_its_topic_fails_the_run_with_the_topic_to_change(start: Start) -> None:
     running = start(copied("dead_letter"))
     topic = dead_letter_topic.topic_of(running.pipeline.name)
@@ -129,7 +127,6 @@ def test_a_time_that_the_topic_does_not_accept_fails_the_run_with_the_options(st
     assert "message.timestamp.after.max.ms" in failed.value.next_step
 
 
-@pytest.mark.spark
 def test_many_small_records_fit_a_topic_with_a_small_limit(start: Start) -> None:
     running = with_small_topic(start, copied("fail"))
     running.send("sales", *(sale(f"shop {n}", quantity=100) for n in range(2_000)))
@@ -137,7 +134,6 @@ def test_many_small_records_fit_a_topic_with_a_small_limit(start: Start) -> None
     assert len(running.output("copies")) == 2_000
 
 
-@pytest.mark.spark
 def test_the_largest_possible_record_can_be_a_dead_letter(start: Start) -> None:
     running = start(copied("fail"))
     largest = b"x" * 1_048_400
