@@ -20,6 +20,7 @@ def build(builder: str, folder: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.heavy  # test_links.py follows the links, and `make docs` fails for a warning
 def test_sphinx_reads_every_page_without_a_warning(tmp_path: Path) -> None:
     build("dummy", tmp_path)  # finds what the other builder warns of, and takes a third of its time
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from sluice import Pipeline
+from sluice.commands.cli import app
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError
 from sluice.operations.backups.back_up import back_up
@@ -19,6 +21,7 @@ from sluice.operations.rebuild import Rebuild
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from sluice.settings import Settings
+from sluice.settings import settings as current_settings
 from tests.docs.pages import read, steps
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Build, Names, sale, sales_of, shop, simple_shop
@@ -26,20 +29,36 @@ from tests.engine.shop import Build, Names, sale, sales_of, shop, simple_shop
 BACK_UP, RESTORE = (step.commands for step in steps(read("docs/how-to/back-up.md")))
 
 
-def shell(commands: str, running: Running, folder: Path) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = os.environ | {"SLUICE_HOME": str(running.settings.home), "PATH": path}
-    subprocess.run(["bash", "-ec", commands], env=variables, cwd=folder, check=True)
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Running], None]]:
+    """Runs commands of the page in `tmp_path`: those of Sluice in this process, the others in a shell."""
+    monkeypatch.chdir(tmp_path)
+
+    def execute(commands: str, running: Running) -> None:
+        monkeypatch.setenv("SLUICE_HOME", str(running.settings.home))
+        current_settings.cache_clear()
+        for command in commands.splitlines():
+            program, *arguments = shlex.split(command)
+            if program == "sluice":
+                result = CliRunner().invoke(app, arguments)
+                assert result.exit_code == 0, result.output
+            else:
+                subprocess.run(command, shell=True, check=True)
+
+    yield execute
+    current_settings.cache_clear()
 
 
-def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(start: Start, tmp_path: Path) -> None:
+def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(
+    start: Start, shell: Callable[[str, Running], None], tmp_path: Path
+) -> None:
     running = start(simple_shop, sales=2)
     running.send("sales", sale("a"), sale("b"))
     running.run()
-    shell(BACK_UP, running, tmp_path)
+    shell(BACK_UP, running)
 
     running.send("sales", sale("a"))
-    shell(RESTORE, running, tmp_path)
+    shell(RESTORE, running)
     assert running.run() == 1
     assert running.store("n") == {"a": 2, "b": 1}
     assert len(running.output("copies")) == 3
@@ -53,7 +72,7 @@ def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(s
     running.send("sales", sale("a"))
     wider.run()
     (tmp_path / "replaced").rename(tmp_path / "replaced_first")
-    shell(RESTORE, running, tmp_path)
+    shell(RESTORE, running)
     running.send("sales", sale("b"))
     with pytest.raises(EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice rebuild"):
         running.run()

@@ -19,6 +19,7 @@ from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.delta_sink import DeltaSink, DeltaTarget
 from sluice.sinks.target import BatchId, Published, Rows
 from sluice.values.sink_tables import DeltaTable
+from tests.support.delta import delta_rows, written_snapshot
 
 NOTHING = pa.table({})
 TOTALS = (("shop", "STRING"), ("n", "BIGINT"))
@@ -58,9 +59,13 @@ class Lake:
     def rows(self, columns: str = "shop, n") -> list[tuple[Any, ...]]:
         return sorted(self.sql(f"SELECT {columns} FROM {{}}"))
 
-    def history(self) -> list[str]:
-        """The user metadata of all commits, newest first."""
-        return [row["userMetadata"] for row in self.spark.sql(f"DESCRIBE HISTORY delta.`{self.name}`").collect()]
+    def values(self) -> list[tuple[Any, ...]]:
+        """The rows as another program reads them, which takes less time than in Spark."""
+        return sorted((row["shop"], row["n"]) for row in delta_rows(Path(self.name)))
+
+    def commits(self) -> list[str]:
+        """The files of all commits."""
+        return sorted(file.name for file in Path(self.name, "_delta_log").glob("*.json"))
 
 
 @pytest.fixture
@@ -86,17 +91,17 @@ def test_rows_are_replaced_deleted_and_written_once(lake: Lake) -> None:
     sink = lake.begun()
     assert written(sink, 0, ("a", 1), ("b", 2)) == 2
     assert written(sink, 1, ("a", 3), ("c'\\", None), deleted=("b", "x")) == 4
-    assert lake.rows() == [("a", 3), ("c'\\", None)]
+    assert lake.values() == [("a", 3), ("c'\\", None)]
     assert written(sink, 2) == 0
     again = lake.begun(published=published(1))
-    before = lake.history()
-    assert '"snapshot":"1.2"' in before[0]
+    before = lake.commits()
+    assert written_snapshot(Path(lake.name)) == "1.2"
     assert written(again, 2) == 0
     with pytest.raises(BatchDiffers, match="got 0 records, and would get 1 now"):
         written(again, 2, ("a", 100))
-    assert lake.history() == before, "the batch was not written again"
+    assert lake.commits() == before, "the batch was not written again"
     assert written(again, 2, ("a", 4), begun=6) == 1
-    assert lake.rows()[0] == ("a", 4), "a batch with other records is another batch"
+    assert lake.values()[0] == ("a", 4), "a batch with other records is another batch"
 
 
 @pytest.mark.heavy

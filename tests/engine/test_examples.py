@@ -77,14 +77,14 @@ def differences(one: Example, settings: Settings) -> dict[str, int]:
     [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("greetings", "pos", "windows")), "words", "products"],
 )
 def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a_loss(
-    name: str, spark: SparkSession, settings: Settings
+    name: str, run_session: SparkSession, settings: Settings
 ) -> None:
     one, pipeline = load_example(name), load_pipeline(PIPELINES, name)
     create_example_topics(settings.kafka, one)
     samples = list(one.samples(COUNT, 7, START_MS))
     for part in (samples[: COUNT // 2], samples[COUNT // 2 :]):
         produce_samples(settings.kafka, one, part)
-        run(spark, pipeline, settings)
+        run(run_session, pipeline, settings)
     assert differences(one, settings) == {}
 
     if name == "windows":
@@ -92,7 +92,7 @@ def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a
         for shard in settings.home.rglob("worker-*.sqlite*"):
             shard.unlink()
         with pytest.raises((EngineError, StateError), match="rebuild"):
-            run(spark, pipeline, settings)
-        Rebuild(spark, plan(pipeline).job, settings).run()
+            run(run_session, pipeline, settings)
+        Rebuild(run_session, plan(pipeline).job, settings).run()
         assert held(settings, pipeline) == before, "even if the event times are from the wall clock"
         assert differences(one, settings) == {}, "the output is not written twice"

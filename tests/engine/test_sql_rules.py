@@ -218,7 +218,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(
-    ("seed", "every"), [(1, 2), *(pytest.param(seed, 1, marks=pytest.mark.heavy) for seed in range(1, 8))]
+    ("seed", "every"), [(1, 4), *(pytest.param(seed, 1, marks=pytest.mark.heavy) for seed in range(1, 8))]
 )
 def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, seed: int, every: int) -> None:
     table = pa.Table.from_pylist(rows(120, seed), pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))

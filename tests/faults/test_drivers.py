@@ -37,6 +37,7 @@ BATCH = {"orders": 400, "words": 150}
 TEN_MINUTES_S = 600.0
 
 
+@pytest.mark.heavy  # test_replay.py has crashes at many moments, and test_end_to_end.py a real driver
 @pytest.mark.parametrize("subject", ["orders-postgres"], indirect=True)
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
 def test_a_kill(subject: World, observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def project(tmp_path: Path, site: Path) -> Path:
     return tmp_path / "shop"
 
 
+@pytest.mark.heavy  # test_cli.py makes a project
 def test_a_new_project_uses_the_wheel(site: Path, project: Path) -> None:
     where = run(sys.executable, "-c", "import sluice; print(sluice.__file__)", folder=project, site=site)
     assert Path(where.strip()).is_relative_to(site)

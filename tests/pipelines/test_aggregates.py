@@ -98,7 +98,7 @@ def test_every_aggregate_works_everywhere_as_in_spark(drive: Drive, spark: Spark
     for number, (key, sample) in enumerate(samples()):
         # The second record is a session of its own until the third one joins it with the first.
         driver.pipe("samples", sample, key, timestamp=(8_000, 1_000, 4_500)[number] if number < 3 else 5_000)
-        if number % 9 == 1:
+        if number % 20 == 1:
             driver.commit()
     wanted = expected(spark)
     for name in ("plain", "behind"):
