@@ -244,8 +244,10 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
     }  # fmt: skip
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("operators", [steps, stores, in_order])
+@pytest.mark.parametrize(
+    "operators",
+    [pytest.param(steps, marks=pytest.mark.spark), stores, pytest.param(in_order, marks=pytest.mark.spark)],
+)
 def test_names_have_no_meaning(drive: Drive, operators: Operators) -> None:
     pipeline = Pipeline("names")
     odds, shared = pipeline.stream("odd", value=Odd), pipeline.global_table("sole", value=Sole)

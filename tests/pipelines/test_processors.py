@@ -24,6 +24,13 @@ class Payment(Struct):
     amount: Decimal2
 
 
+class Balance(Struct):
+    """The sum of the payments so far, and the seconds since the payment before."""
+
+    total: Decimal2
+    since: float | None
+
+
 class Account:
     """Adds payments, and reports a minute of event time or an hour of the wall clock without a payment."""
 
@@ -41,7 +48,7 @@ class Account:
         self.context.schedule("quiet", record.time + 60_000)
         self.context.schedule("asleep", 0, clock="wall", every=3_600_000)
         since = None if last is None else (now - last).total_seconds()
-        self.context.forward(record.key, {"total": total, "since": since})
+        self.context.forward(record.key, Balance(total, since))
 
     def on_timer(self, timer: Timer) -> None:
         self.context.forward(timer.key, timer.name, to=timer.clock)
@@ -51,11 +58,12 @@ HALF_AN_HOUR = 1_800_000
 """In ms."""
 
 
-def accounts() -> Pipeline:
+def accounts(returns: type[Balance] | None = Balance) -> Pipeline:
+    """Without `returns`, only Spark reads the results."""
     pipeline = Pipeline("accounts", workers=2)
     payments = pipeline.stream("payments", value=Payment).deduplicate("id", within="10 seconds")
     stores = {"sums": Decimal, "seen": (datetime, "2 minutes")}
-    account = payments.process(Account, stores=stores, outputs={"event": str, "wall": str})
+    account = payments.process(Account, stores=stores, outputs={"event": str, "wall": str}, returns=returns)
     account.output.to("sums")
     account["event"].to("quiet", value=str)
     account["wall"].to("asleep", value=str)
@@ -72,7 +80,7 @@ def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]
 
 @pytest.mark.spark
 def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Drive) -> None:
-    driver = drive(accounts())
+    driver = drive(accounts(returns=None))
     pay(driver, "1", 10.5, key="ann", at=0)
     pay(driver, "1", 10.5, key="ann", at=5)
     pay(driver, "2", 1, key="bob", at=6)
@@ -105,11 +113,10 @@ class Numbering:
         self.context.forward(record.key, [record.value, store.get("last")])
 
 
-@pytest.mark.spark
 def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_keys(drive: Drive) -> None:
     pipeline = Pipeline("numbers", workers=2)
     stream = pipeline.stream("numbers", value=int)
-    stream.process(Numbering, stores={"numbers": int}).output.to("numbered")
+    stream.process(Numbering, stores={"numbers": int}, returns=list[int]).output.to("numbered")
     stream.group_by_key().aggregate(list, lambda seen, value: [*seen, value], store="seen", returns=list[int])
     driver = drive(pipeline)
     keys = ["b", "a", "c", "a", "b", "b", "a", "c"]
@@ -136,14 +143,13 @@ class Reminder:
         self.context.forward(timer.key, [None, timer.time])
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("path", ["records", "results"])
 def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None:
     pipeline = Pipeline("keyless", workers=2)
     numbers = pipeline.stream("numbers", value=int)
     if path == "results":  # of an operator, which reports stream time in another way
         numbers = numbers.deduplicate("CAST(value AS STRING)", within="1 ms")
-    numbers.process(Reminder).output.to("reminders")
+    numbers.process(Reminder, returns=list[int | None]).output.to("reminders")
     driver = drive(pipeline)
     for time, key, value in [(0, "a", 1), (4_000, None, 2), (5_000, None, -1), (12_000, None, 3), (9_000, "b", 4)]:
         driver.pipe("numbers", value, key, timestamp=time)
@@ -158,7 +164,6 @@ def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None
     assert not any(name.startswith(("null_key", "dropped")) for name in driver.counts())
 
 
-@pytest.mark.spark
 def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     driver = drive(accounts())
     pay(driver, "1", 10.5, key="ann", at=0)
@@ -219,7 +224,6 @@ def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> Non
     assert driver.store("kept") == {"ann": 1}
 
 
-@pytest.mark.spark
 def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) -> None:
     driver = drive(accounts(), clock=HALF_AN_HOUR)
     pay(driver, "1", 10, key="ann", at=0)

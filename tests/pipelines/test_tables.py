@@ -508,8 +508,9 @@ def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) 
     assert found == {record.key: record.value for record in driver.output("of_stream")}
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("name", ["expression", "function", "contract", "object", "mapped"])
+@pytest.mark.parametrize(
+    "name", ["expression", pytest.param("function", marks=pytest.mark.spark), "contract", "object", "mapped"]
+)
 def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
     """As in Kafka Streams' `toTable` and `mapValues`: from the store, the output, and the group."""
     pipeline = Pipeline("nothing", workers=1)
