@@ -246,7 +246,11 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
 
 @pytest.mark.parametrize(
     "operators",
-    [pytest.param(steps, marks=pytest.mark.spark), stores, pytest.param(in_order, marks=pytest.mark.spark)],
+    [
+        pytest.param(steps, marks=[pytest.mark.spark, pytest.mark.heavy]),
+        stores,
+        pytest.param(in_order, marks=pytest.mark.spark),
+    ],
 )
 def test_names_have_no_meaning(drive: Drive, operators: Operators) -> None:
     pipeline = Pipeline("names")

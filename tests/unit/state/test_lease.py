@@ -27,6 +27,8 @@ pytestmark = pytest.mark.unit
 QUICK = Patience(beat_s=0.05, silence_s=0.6, orphan_s=0.8)
 STEADY = Patience(beat_s=0.05, silence_s=10, orphan_s=10)
 """For holders that live: on a busy machine, a second may lie between two beats."""
+ON_ONE_DATABASE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+"""For tests of processes, which the database does not affect."""
 ELSEWHERE = Holder(host="far", pid=1, process="", run="orders/manual__1/main")
 
 
@@ -108,6 +110,7 @@ def test_expiry_does_not_use_the_wall_clock(ledger: Ledger) -> None:
         beating.result()
 
 
+@ON_ONE_DATABASE
 def test_a_killed_holder_on_this_machine_is_replaced_at_once(ledger: Ledger, database: str) -> None:
     with _driver(database) as process:
         process.send_signal(signal.SIGKILL)
@@ -116,6 +119,7 @@ def test_a_killed_holder_on_this_machine_is_replaced_at_once(ledger: Ledger, dat
             assert mine.epoch == 2
 
 
+@ON_ONE_DATABASE
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_live_holder_that_proc_hides_is_not_taken_for_ended(
     ledger: Ledger, database: str, monkeypatch: pytest.MonkeyPatch, hidden: bool
