@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from sluice import Pipeline, Serde
@@ -27,14 +28,26 @@ DIGESTS = "array_join(transform(sequence(1, quantity), n -> sha2(CAST(n AS STRIN
 """A text that does not compress well, 64 characters for each `quantity`."""
 
 
-def copied(on_error: OnError, note: str = "repeat('n', quantity)") -> Build:
-    """Each sale counted, and copied with a note whose length depends on its `quantity`."""
+class Noted(Struct):
+    """A shop with a note as long as the sale's `quantity`."""
+
+    shop: str
+    note: str
+
+
+def noted(sale: Sale) -> Noted:
+    return Noted(sale.shop, "n" * sale.quantity)
+
+
+def copied(on_error: OnError, note: str = "") -> Build:
+    """Each sale counted, and copied with a note whose length depends on its `quantity`. `note` is an expression."""
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
         sales.group_by("shop").count(store="n")
-        sales.select("shop", note=note).to(names("copies"), on_error=on_error)
+        copies = sales.select("shop", note=note) if note else sales.map_values(noted, returns=Noted)
+        copies.to(names("copies"), on_error=on_error)
         return pipeline
 
     return build
