@@ -20,7 +20,7 @@ from sluice.engine.batch.dead_letters import (
 )
 from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, with_headers
-from sluice.engine.batch.row_schemas import sorted_indices
+from sluice.engine.batch.row_schemas import SORT_KEY, sorted_indices
 from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.encode import accepted_records, encode_records
@@ -28,6 +28,7 @@ from sluice.engine.publish.table_rows import join_rows, table_rows, with_positio
 from sluice.plan import Job, Sink
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
+from sluice.values.sink_tables import WINDOW
 
 SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
@@ -209,5 +210,10 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
         if pages:
             of_sink = pa.concat_tables(pages)
             del pages
-            of_sink = of_sink.take(pa.array(sorted_indices(of_sink)))
+            order = pa.array(sorted_indices(of_sink))
+            # Columns that no later step reads are freed before the others are copied.
+            unread = ["group_id", "worker"]
+            unread += [] if sink.is_windowed else WINDOW
+            unread += [] if sink.appends else SORT_KEY
+            of_sink = of_sink.drop_columns(unread).take(order)
             yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))

@@ -97,6 +97,8 @@ class Timeline:
         closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
         """The closed time before the batch. It never decreases, even if an idle partition has records again."""
+        self._closing_positions: dict[int, Position] = {}
+        """Time → the position at which the closed time reaches it. Many results are due at the same time."""
         self._partitions: dict[int, _PartitionClocks] = {}
         self._active: list[_PartitionClocks] = []
         """The partitions that windows wait for."""
@@ -240,8 +242,12 @@ class Timeline:
         """The first position at which the closed time has reached `due`."""
         if due <= self.closed_before:
             return BEGIN
-        closing = int(np.searchsorted(self._closed, due))
-        return self.position(int(self._closings[closing])) if closing < len(self._closings) else END
+        position = self._closing_positions.get(due)
+        if position is None:
+            closing = int(np.searchsorted(self._closed, due))
+            position = self.position(int(self._closings[closing])) if closing < len(self._closings) else END
+            self._closing_positions[due] = position
+        return position
 
     def closed_at(self, position: Position) -> int:
         """The closed time at a position, after the advance at this position, if any."""
