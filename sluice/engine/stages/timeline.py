@@ -303,13 +303,15 @@ class Timeline:
 
     def _counts_of_advances(self, positions: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
-        count, rows = len(self._times), len(positions)
-        together = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
-        # Each row is sorted into the advances twice: before the advances at its own position, and after them.
-        keys: list[Times] = [np.repeat(np.array([1, 0, 2]), (count, rows, rows))]
-        keys += [np.concatenate((key, key[count:])) for key in together]
+        keys = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
         order = np.lexsort(keys)
-        advances_up_to = np.empty(len(order), np.intp)
-        advances_up_to[order] = np.cumsum(order < count)
-        counts_before, counts_after = np.split(advances_up_to[count:], 2)
-        return counts_before, counts_after
+        differs = np.zeros(len(order), np.bool_)
+        for key in keys:
+            differs[1:] |= np.diff(key[order]) != 0
+        # Equal positions have the same place.
+        places = np.empty(len(order), np.intp)
+        places[order] = np.cumsum(differs)
+        of_advances, of_rows = np.split(places, [len(self._times)])
+        advances_at = np.bincount(of_advances, minlength=len(order))
+        counts_after = np.cumsum(advances_at)[of_rows]
+        return counts_after - advances_at[of_rows], counts_after
