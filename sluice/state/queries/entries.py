@@ -55,6 +55,8 @@ def store_value(column: int, values: str | None) -> msgspec.Raw | None:
         raise StateError("A value is damaged.") from None
     except RecursionError:
         raise StateError("A value is nested too deeply to be read.") from None
-    if _JSON_TEXT in bytes(value):
-        value = msgspec.Raw(plain_json(bytes(value).decode()).encode())
-    return None if bytes(value) == _NULL else value
+    text = bytes(value)
+    if _JSON_TEXT in text:
+        text = plain_json(text.decode()).encode()
+        value = msgspec.Raw(text)
+    return None if text == _NULL else value

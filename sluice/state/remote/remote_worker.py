@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -33,9 +34,9 @@ class RemoteWorker:
     def __init__(self, address: str) -> None:
         self._address = address
         self._client: HttpClient | None = None
-        self._waiting: dict[tuple[int, int, int], dict[str, asyncio.Future[msgspec.Raw | None]]] = {}
+        self._waiting: dict[tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]] = {}
         """Group, store column and batch of a query → the keys that wait for the next call, each
-        with the future of its value."""
+        with a future for each caller that waits for its value."""
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
@@ -54,14 +55,12 @@ class RemoteWorker:
     async def _value(self, query: Value) -> msgspec.Raw | None:
         """The value of one key, fetched in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
-        future = self._waiting.setdefault(store, {}).get(query.key)
-        if future is None:
-            future = self._waiting[store][query.key] = asyncio.get_running_loop().create_future()
-            if len(self._calls) < _CALLS_AT_ONCE:
-                self._start_call()
-        # A caller that is cancelled must not cancel the look-up for others who wait for the same
-        # key.
-        return await asyncio.shield(future)
+        # Each caller has a future of its own, because a caller that is cancelled cancels its future.
+        future: asyncio.Future[msgspec.Raw | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(store, {}).setdefault(query.key, []).append(future)
+        if len(self._calls) < _CALLS_AT_ONCE:
+            self._start_call()
+        return await future
 
     def _start_call(self) -> None:
         call = asyncio.get_running_loop().create_task(self._look_up_waiting_keys())
@@ -78,16 +77,17 @@ class RemoteWorker:
         if not self._waiting:
             return
         store = next(iter(self._waiting))
-        futures = self._waiting.pop(store)
+        callers = self._waiting.pop(store)
         try:
-            values = await self._call(Values(*store, list(futures)))
+            values = await self._call(Values(*store, list(callers)))
         except Exception as error:
-            for future in futures.values():
+            for future in chain.from_iterable(callers.values()):
                 _fail(future, error)
         else:
-            for key, future in futures.items():
-                if not future.done():
-                    future.set_result(values.get(key))
+            for key, futures in callers.items():
+                for future in futures:
+                    if not future.done():
+                        future.set_result(values.get(key))
 
     async def _call(self, query: Query[T]) -> T:
         if self._client is None:
