@@ -16,6 +16,7 @@ The classes override methods of Uvicorn's classes, so check them against each ne
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -35,6 +36,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from sluice.api.http.replies import RESPOND
+
+log = logging.getLogger(__name__)
 
 HEAD_SECONDS = 10.0
 """Time limit for a request's head, measured from the connection or the request's first byte."""
@@ -77,7 +80,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._batched = _Transport(transport, _outbox(self.loop))
+        self._batched = _Transport(transport, self.loop)
         super().connection_made(self._batched)
         self._scope = {
             "type": "http",
@@ -170,7 +173,7 @@ class PatientProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # The server upgrades no connection, and has answered the request as any other.
+            pass  # The server upgrades no connection, and answers the request like any other.
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
@@ -310,7 +313,7 @@ class _Cycle(RequestResponseCycle):
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
-        """Set when a part of the body, its end, or the end of the connection has not been received by the app."""
+        """Set while the app has not received a part of the body, its end, or the end of the connection."""
         event = self._message_event
         if event is None:
             event = self._message_event = asyncio.Event()
@@ -413,38 +416,37 @@ class _Outbox:
     machine interrupts the server after each response.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._call_soon = loop.call_soon
+    def __init__(self) -> None:
         self._transports: list[_Transport] = []
 
     def add(self, transport: _Transport) -> None:
         if not self._transports:
-            self._call_soon(self._flush)
+            transport.loop.call_soon(self.flush)
         self._transports.append(transport)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what waits to be sent on all connections."""
         transports, self._transports = self._transports, []
         for transport in transports:
-            transport.flush()
+            try:
+                transport.flush()
+            except Exception:
+                # The other connections must get their responses all the same.
+                log.exception("A response could not be sent")
+                transport.abort()
 
 
 _OUTBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictionary()
 
 
-def _outbox(loop: asyncio.AbstractEventLoop) -> _Outbox:
-    outbox = _OUTBOXES.get(loop)
-    if outbox is None:
-        outbox = _OUTBOXES[loop] = _Outbox(loop)
-    return outbox
-
-
 class _Transport(asyncio.Transport):
     """A connection's transport that sends the data of one iteration of the event loop with one system call."""
 
-    def __init__(self, transport: asyncio.Transport, outbox: _Outbox) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
+        self.loop = loop
         self._transport = transport
-        self._outbox = outbox
+        self._outbox = _OUTBOXES.setdefault(loop, _Outbox())
         self._unsent: list[bytes] = []
         self._size = 0
         self.is_closing = transport.is_closing  # type: ignore[method-assign]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from starlette.responses import Response, StreamingResponse
@@ -199,6 +201,36 @@ def test_apps_are_answered_for_as_by_uvicorn(method: str) -> None:
                 get("/plain", close=False) + get("/divided", close=False) + get(kind, method=method),
             ):
                 assert answer_to(ours, bytes_) == answer_to(theirs, bytes_), kind
+
+
+def test_a_response_that_cannot_be_sent_does_not_hold_back_the_others() -> None:
+    sent: list[bytes] = []
+
+    class Fake(asyncio.Transport):
+        def __init__(self, is_broken: bool) -> None:
+            super().__init__()
+            self.is_broken = is_broken
+
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: Any) -> None:
+            if self.is_broken:
+                raise OSError("broken")
+            sent.append(data)
+
+        def abort(self) -> None:
+            sent.append(b"aborted")
+
+    async def respond() -> None:
+        for is_broken in (True, False):
+            transport = http_protocol._Transport(Fake(is_broken), asyncio.get_running_loop())
+            transport.write(b"head ")
+            transport.write(b"body")
+        await asyncio.sleep(0)
+
+    asyncio.run(respond())
+    assert sent == [b"aborted", b"head body"]
 
 
 def test_the_rest_of_a_head_has_a_limit_after_a_response(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
