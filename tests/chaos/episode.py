@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -215,14 +215,8 @@ class Episode(Running):
         before = len(self.messages(topic))
         quick = {"log.cleaner.backoff.ms": "100"}
         compacted = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        for kind, name, config in ((ResourceType.BROKER, "1", quick), (ResourceType.TOPIC, topic, compacted)):
-            entries = [
-                ConfigEntry(option, value, incremental_operation=AlterConfigOpType.SET)
-                for option, value in config.items()
-            ]
-            resource = ConfigResource(kind, name, incremental_configs=entries)
-            admin.incremental_alter_configs([resource])[resource].result(20)
+        self._alter(ResourceType.BROKER, "1", quick, AlterConfigOpType.SET)
+        self._alter(ResourceType.TOPIC, topic, compacted, AlterConfigOpType.SET)
 
         def is_compacted() -> bool:
             # When the broker has applied the options, a later record begins a segment, before which all is compacted.
@@ -231,7 +225,18 @@ class Episode(Running):
             assert self.producer.flush(30) == 0
             return sum((message.offset() or 0) < end for message in self.messages(topic)) < before
 
-        return wait_until(is_compacted, 60, every=0.3)
+        try:
+            return wait_until(is_compacted, 60, every=0.3)
+        finally:
+            # Other tests use the broker, too, and looking at the logs of all topics so often takes CPU time.
+            self._alter(ResourceType.BROKER, "1", quick, AlterConfigOpType.DELETE)
+
+    def _alter(self, kind: ResourceType, name: str, options: Mapping[str, str], operation: AlterConfigOpType) -> None:
+        """Change options of the broker or of a topic."""
+        entries = [ConfigEntry(option, value, incremental_operation=operation) for option, value in options.items()]
+        resource = ConfigResource(kind, name, incremental_configs=entries)
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        admin.incremental_alter_configs([resource])[resource].result(20)
 
     def note_redriven(self) -> None:
         """Add the records that re-driving has appended to the sources."""

