@@ -32,7 +32,14 @@ def try_one(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("actions", [[*ACTIONS], [run, compacted]], ids=["all", "compacted"])
+@pytest.mark.parametrize(
+    "actions",
+    [
+        pytest.param([*ACTIONS], marks=pytest.mark.heavy, id="all"),
+        pytest.param([*ACTIONS][::2], id="every second"),
+        pytest.param([run, compacted], id="compacted"),
+    ],
+)
 def test_episodes_with_each_action_end_with_the_results_of_the_model(try_one: Try, actions: list[Action]) -> None:
     try_one(52, lambda _: actions)
 
