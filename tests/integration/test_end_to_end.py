@@ -35,6 +35,7 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.timeout(900)
 
 PIPELINE = "orders"
+PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 ROUTES = ["/v1/orders/count", "/v1/metadata/all", "/sluice/v1/stores", "/sluice/docs", "/sluice/openapi.json"]
 IDLE_S = 6.0
 LINEAGE = "lineage.jsonl"
@@ -58,7 +59,11 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform
         # No file changes, so none needs to be imported again.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
     }
-    with MigratedPlatform(home, free_port(), free_port(), environment=environment) as platform:
+    # The orders, and a pipeline whose topics nobody has created. Each further pipeline costs Airflow CPU time.
+    (pipelines := home / "pipelines").mkdir()
+    for file in (*PIPELINES.glob("orders*"), PIPELINES / "pos.py"):
+        shutil.copy(file, pipelines)
+    with MigratedPlatform(home, free_port(), free_port(), pipelines, environment) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))
         yield platform
