@@ -63,7 +63,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform
     (pipelines := home / "pipelines").mkdir()
     for file in (*PIPELINES.glob("orders*"), PIPELINES / "pos.py"):
         shutil.copy(file, pipelines)
-    with MigratedPlatform(home, free_port(), free_port(), pipelines, environment) as platform:
+    with MigratedPlatform(home, free_port(), free_port(), pipelines=pipelines, environment=environment) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))
         yield platform
