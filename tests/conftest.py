@@ -31,7 +31,7 @@ _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
 
 # The time of an example depends more on the machine than on the code.
-hypothesis.settings.register_profile("sluice", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("sluice", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("heavy", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("sluice")  # pytest's option --hypothesis-profile takes precedence
 
