@@ -63,6 +63,8 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
     monkeypatch.setattr(operator, "backlog_of_run", lambda *_, **__: 0)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    # `sluice check`, which other tests call in this process, sets the variable.
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
     return record
 
 
