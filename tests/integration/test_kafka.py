@@ -7,14 +7,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.engine.read.java_settings import java_settings
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.open_transactions import oldest_held
 from sluice.kafka.record_times import OldestUnread
-from sluice.kafka.topics import produce, read_topic
+from sluice.kafka.topics import Topic, create_topics, produce, read_topic
 from sluice.kafka.unread_records import read_lag
 from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
@@ -102,7 +102,7 @@ def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) ->
 
 
 def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:
-    with pytest.raises(KafkaException, match="no-such-policy"):
+    with pytest.raises(EngineError, match="no-such-policy"):
         broker.create_topics({"refused": 1}, {"cleanup.policy": "no-such-policy"})
 
 
@@ -179,7 +179,7 @@ def test_a_broker_outlives_its_command_keeps_its_data_and_says_why_it_cannot_sta
     archive = archive_file(jars.parent, sorted(jars.glob("*.jar")))
     first = processes.start(tmp_path, free_port())
     assert processes.running(tmp_path) == first
-    processes.create_topics(first.bootstrap, {"stays": 1})
+    create_topics({"bootstrap.servers": first.bootstrap}, [Topic("stays")])
     write(first.bootstrap, "stays", [b"here"])
     assert processes.stop(tmp_path) == first
     assert not psutil.pid_exists(first.pid)

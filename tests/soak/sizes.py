@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -35,7 +36,8 @@ def size_of(processes: Iterable[psutil.Process]) -> Size:
 
 
 def own_size() -> Size:
-    """The size of this process."""
+    """The size of this process, without the files that garbage still holds."""
+    gc.collect()
     return size_of([psutil.Process()])
 
 
