@@ -17,7 +17,7 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
 from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_of
-from sluice.sql.function_arguments import arguments_of, misfits, shown
+from sluice.sql.function_arguments import arguments_of, misfit, shown
 from sluice.sql.spark_functions import OF_SPARK_ALONE
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
@@ -234,11 +234,11 @@ def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> 
     if isinstance(node, exp.Column | exp.Literal):
         return
     kinds = [type_expression(argument, types).type for argument in arguments_of(node)]
-    for misfit in misfits(node, kinds):
-        kind = type_expression(misfit.argument, types).type
+    if (wrong := misfit(node, kinds)) is not None:
+        kind = type_expression(wrong.argument, types).type
         raise TopologyError(
-            f"{where}: {shown(node)} needs {misfit.needed}, but {text_of(misfit.argument)} is {kind}.",
-            next_step=misfit.advice,
+            f"{where}: {shown(node)} needs {wrong.needed}, but {text_of(wrong.argument)} is {kind}.",
+            next_step=wrong.advice,
         )
 
 

@@ -8,7 +8,7 @@ pipeline's file is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -31,17 +31,22 @@ _KNOWN = _SINGLE | _NESTED
 
 @dataclass(frozen=True)
 class Accepted:
-    """The types that an argument may have, without their digits, elements and fields."""
+    """The types that an argument may have."""
 
     name: str
+    """What the argument must be, for errors."""
     heads: frozenset[str]
+    """The types without their digits, elements and fields."""
     advice: str
+    """What an author can do with a value of another type."""
 
 
 def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
+# Spark converts a text to a number or a time where a function needs one, with the exception of functions that take a
+# PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
@@ -211,54 +216,61 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
     ]
 
 
-def misfits(node: exp.Expr, kinds: Sequence[str]) -> Iterator[Misfit]:
-    """The arguments that a function or an operator certainly does not accept.
+def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
+    """The first argument that a function or an operator certainly does not accept; None if there is none.
 
     `kinds` has the types of `arguments_of(node)`, with an empty text for an unknown type.
     """
     arguments = arguments_of(node)
     for argument, kind, accepted in zip(arguments, kinds, _accepted_by(node), strict=False):
         if accepted is not None and _head(kind) in _KNOWN - accepted.heads:
-            yield Misfit(argument, accepted.name, accepted.advice)
-            return
+            return Misfit(argument, accepted.name, accepted.advice)
+    return _unfit_together(node, arguments, kinds) if kinds else None
+
+
+def _unfit_together(node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]) -> Misfit | None:
+    """The first argument that does not fit another argument, or the type of a cast."""
     match node:
         case exp.Cast():
-            castable = _CASTS.get(_head(declared(node.args["to"])), _KNOWN)
-            if _head(kinds[0]) in _KNOWN - castable:
-                yield Misfit(arguments[0], "another type", "Use another field, or its parts.")
+            target = _head(declared(node.args["to"]))
+            if _head(kinds[0]) in _KNOWN - _CASTS.get(target, _KNOWN):
+                return Misfit(arguments[0], f"a value that Spark casts to {target}", "Use another field, or its parts.")
         case exp.Add() | exp.Sub() | exp.SafeAdd() | exp.SafeSubtract():
             if (needed := _second_summand(node, [_head(kind) for kind in kinds])) is not None:
-                yield Misfit(arguments[1], *needed)
-        case exp.Greatest() | exp.Least() if kinds:
-            yield from _different(arguments, kinds, kinds[0], _are_alike)
-        case exp.ArrayContains() | exp.ArrayPosition() | exp.ArrayRemove() if kinds:
-            yield from _different(arguments, kinds, element_type(kinds[0]), _are_alike)
-        case exp.Bracket() if len(kinds) == 2 and _head(kinds[0]) == "MAP":
-            yield from _different(arguments, kinds, map_key_type(kinds[0]), _are_comparable)
-        case exp.Bracket() if len(kinds) == 2 and _head(kinds[0]) == "ARRAY":
-            yield from _different(arguments, kinds, "INT", _are_alike)
-        case exp.Concat() | exp.DPipe() if kinds and not isinstance(node, exp.ConcatWs):
-            yield from _different(arguments, kinds, kinds[0], _are_both_lists_or_texts)
+                return Misfit(arguments[1], *needed)
         case exp.Round() if len(arguments) > 1 and arguments[1].find(exp.Column) is not None:
-            yield Misfit(arguments[1], "a constant number of places", "Write for example round(x, 2).")
+            return Misfit(arguments[1], "a constant number of places", "Write for example round(x, 2).")
+        case exp.Greatest() | exp.Least():
+            return _unlike(kinds[0], arguments, kinds, _are_alike)
+        case exp.ArrayContains() | exp.ArrayPosition() | exp.ArrayRemove():
+            return _unlike(element_type(kinds[0]), arguments, kinds, _are_alike)
+        case exp.Bracket() if _head(kinds[0]) == "MAP":
+            return _unlike(map_key_type(kinds[0]), arguments, kinds, _are_comparable)
+        case exp.Bracket() if _head(kinds[0]) == "ARRAY":
+            return _unlike("INT", arguments, kinds, _are_alike)
+        case exp.ConcatWs():  # takes texts and lists together, and is a kind of exp.Concat
+            return None
+        case exp.Concat() | exp.DPipe():
+            return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
             # The types of the results come after those of the values with which `CASE x` compares x.
-            yield from _different(arguments, kinds[: 1 + len(node.args["ifs"])], kinds[0], _are_comparable)
-        case _ if isinstance(node, _OF_ONE_TYPE) and kinds:
-            yield from _different(arguments, kinds, kinds[0], _are_comparable)
+            return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
+        case _ if isinstance(node, _OF_ONE_TYPE):
+            return _unlike(kinds[0], arguments, kinds, _are_comparable)
+    return None
 
 
-def _different(
+def _unlike(
+    kind: str,
     arguments: Sequence[exp.Expr],
     kinds: Sequence[str],
-    kind: str,
     fit: Callable[[str, str], bool],
-) -> Iterator[Misfit]:
-    """The first argument, besides the one of type `kind`, whose type does not fit `kind`."""
+) -> Misfit | None:
+    """The first argument after the first whose type does not fit `kind`."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
-            yield Misfit(argument, f"a value like {kind}", _SAME_TYPE)
-            return
+            return Misfit(argument, f"a value like {kind}", _SAME_TYPE)
+    return None
 
 
 _SAME_TYPE = "Convert one of them with CAST(... AS ...), or use another field."

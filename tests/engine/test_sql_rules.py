@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import product
@@ -12,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from sluice.engine.steps import key_sql
@@ -23,6 +25,8 @@ from sluice.sql.fallible import failure_causes
 from sluice.sql.rules import key_problem
 from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import struct_json, value_json
+from tests.unit.sql.spark_arguments import ACCEPTED
+from tests.unit.sql.spark_arguments import COLUMNS as COLUMNS_OF_SPARK
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
@@ -275,3 +279,18 @@ def plain(values: pa.Array) -> list[Any]:
         values = values.cast(pa.int32())
     made: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
     return made
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("columns", ACCEPTED)
+def test_spark_accepts_the_arguments_that_the_unit_tests_name(spark: SparkSession, columns: str) -> None:
+    """Variant of `tests/unit/sql/test_function_arguments.py`, which compares Sluice's checks with this list."""
+    kinds = ", ".join(f"{name} {kind}" for name, kind in COLUMNS_OF_SPARK.items())
+    frame = spark.createDataFrame([], kinds)
+    for expression in ACCEPTED[columns]:
+        accepted = []
+        for column in COLUMNS_OF_SPARK:
+            with suppress(AnalysisException):
+                frame.selectExpr(expression.replace("{}", column))
+                accepted.append(column)
+        assert accepted == columns.split(), expression
