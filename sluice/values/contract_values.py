@@ -171,10 +171,9 @@ def values_within(value: Any) -> Iterable[Any]:
 def _fields_of(value: Any) -> dict[str, Any]:
     """The fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
     if isinstance(value, msgspec.Struct):
-        fields: dict[str, Any] = msgspec.structs.asdict(value)
-        return fields
+        return msgspec.structs.asdict(value)
     if is_model(type(value)):
-        return vars(value)
+        return {**vars(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {}
