@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.errors import TopologyError
-from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
+from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed_expression import type_of
 from sluice.sql.types import PLAIN_SCALE, Types, is_decimal, is_integer
 from sluice.topology import nodes
+from sluice.topology.value_types import types_after
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_types import MOST_DIGITS, precision_and_scale
 

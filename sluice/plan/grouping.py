@@ -20,10 +20,10 @@ from sluice.plan.node_steps import LateSinks, sink_of, topics_of
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes, shape_columns
 from sluice.plan.steps import GlobalTableInput
-from sluice.plan.value_types import shape_after, types_after
 from sluice.sql.fallible import failure_causes, may_fail, with_utf8_checks
 from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
+from sluice.topology.value_types import shape_after, types_after
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.sql_text import named_struct, value_if
 from sluice.values.windows import TimeWindow

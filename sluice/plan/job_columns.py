@@ -25,12 +25,12 @@ from dataclasses import dataclass, field, replace
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
-from sluice.plan.value_types import types_after
 from sluice.sql.fallible import failure_causes, may_fail, with_utf8_checks
 from sluice.sql.parsed_expression import parse
 from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
+from sluice.topology.value_types import types_after
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA, TEXT_FIELD
 from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
 

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from sluice.errors import TopologyError
 from sluice.plan.job_columns import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
-from sluice.plan.value_types import types_after
 from sluice.topology import drawing, nodes
 from sluice.topology.graph import Graph
+from sluice.topology.value_types import types_after
 from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern

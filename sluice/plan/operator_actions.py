@@ -30,10 +30,10 @@ from sluice.plan.operator_parameters import (
 )
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
-from sluice.plan.value_types import types_after
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.serdes import shape_of
+from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.references import Reference, reference

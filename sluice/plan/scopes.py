@@ -12,12 +12,12 @@ from sluice.plan.node_steps import source_number
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
-from sluice.plan.value_types import types_after
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.parsed_expression import parse
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
+from sluice.topology.value_types import types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import METADATA, TEXT_FIELD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -64,6 +65,7 @@ _SIMPLE: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
     (pa.types.is_floating, float),
     (pa.types.is_boolean, bool),
     (pa.types.is_decimal, Decimal),
+    (pa.types.is_binary, bytes),
 )
 """Each check of a column's type, with the Python type as which msgspec decodes the column's values.
 Arrow takes the decoded values as they are."""
@@ -115,6 +117,8 @@ def _simple(kind: pa.DataType) -> Convert:
         return _time if kind.tz else datetime.fromisoformat
     if pa.types.is_date(kind):
         return date.fromisoformat
+    if pa.types.is_binary(kind):
+        return b64decode
     return _text if pa.types.is_string(kind) else lambda value: value
 
 

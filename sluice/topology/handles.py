@@ -25,6 +25,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
+from sluice.topology.value_types import types_after
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -126,7 +127,7 @@ class Handle(Generic[V]):
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             parsed_expression.require_known(expression, readable, where)
-            expression_checks.require_valid(text, readable, where, need)
+            expression_checks.require_valid(text, self._types(readable), where, need)
             parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
@@ -139,6 +140,11 @@ class Handle(Generic[V]):
                     next_step=f"{advice} {error.next_step}".strip(),
                 ) from None
             raise
+
+    def _types(self, readable: Mapping[str, str]) -> dict[str, str]:
+        """The types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
+        computed = types_after(self.node)
+        return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
         """When the rows of a table of these records expire; None if they do not."""

@@ -408,6 +408,29 @@ def test_a_time_has_the_same_text_whatever_has_computed_it(drive: Drive, at: str
     assert [stores["sql"]["at"], stores["form"]["at"], stores["kept"]["form"]["at"]] == [text] * 3
 
 
+class Photo(Struct):
+    shop: str
+    file: bytes
+
+
+def test_bytes_stay_the_same_through_functions_tables_and_aggregates(drive: Drive) -> None:
+    pipeline = Pipeline("photos", workers=1)
+    photos = pipeline.stream("photos", value=Photo)
+    photos.map_values(lambda photo: photo.file, returns=bytes).to("files")
+    photos.map_values(lambda photo: photo, returns=Photo).select("file").to("selected")
+    newest = photos.group_by("shop").reduce(lambda last, photo: photo, store="newest")
+    newest.to_stream().select("file").to("changes")
+    newest.group_by("'all'").aggregate(store="all", files="collect_list(file)")
+    driver = drive(pipeline)
+    driver.pipe("photos", Photo("Oslo", b"\x01\xff"), key="a")
+    base64 = "Af8="
+    assert [record.value for record in driver.output("files")] == [base64]
+    assert [record.value for record in driver.output("selected")] == [{"file": base64}]
+    assert [record.value for record in driver.output("changes")] == [{"file": base64}]
+    assert driver.store("newest") == {"Oslo": {"shop": "Oslo", "file": base64}}
+    assert driver.store("all") == {"all": {"files": [base64]}}
+
+
 def spoil(sale: Sale) -> Sale:
     """Changes its argument, and returns it."""
     sale.tags.append("spoilt")

@@ -19,6 +19,7 @@ SIMPLE: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.string(): st.text(max_size=5),
     pa.bool_(): st.booleans(),
     pa.decimal128(12, 2): st.decimals(-1_000_000, 1_000_000, places=2),
+    pa.binary(): st.binary(max_size=4),
 }
 NAMES = ("a", "order-id", "class", "ä")
 
@@ -54,6 +55,8 @@ def test_all_texts_together_give_the_values_of_each_text(data: st.DataObject) ->
     [
         (pa.struct([("x", pa.string())]), '{"x": {"y": 1}}', {"x": '{"y":1}'}),
         (pa.struct([("x", pa.decimal128(5, 2))]), '{"x": "1.50"}', {"x": Decimal("1.50")}),
+        (pa.struct([("x", pa.binary())]), '{"x": "AQI="}', {"x": b"\x01\x02"}),
+        (pa.map_(pa.string(), pa.binary()), '{"x": "AQI="}', [("x", b"\x01\x02")]),
         (pa.struct([]), "{}", {}),
     ],
 )
