@@ -60,14 +60,18 @@ class Reader:
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
+        value, status = await self.value(pin, key)
+        return Answer(pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)])
+
+    async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
+        """The value of one key of a store without windows, or None, and the status of the worker that answered."""
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
             # If retention has removed the snapshot, its row for the key may be gone, too. A missing row
             # then does not mean that the key had no value.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
-            return Answer(pin, (status,), [])
-        return Answer(pin, (status,), [Entry(key, NO_WINDOW, NO_WINDOW, value)])
+        return value, status
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
         """The entries of up to 1,000 keys, in the order of `keys`.
