@@ -50,6 +50,8 @@ class Edge:
     """Whether the edge includes a table's old values."""
     leaves_out_nulls: bool = False
     """Whether the edge leaves out rows without a value."""
+    is_passed_on: bool = False
+    """Whether the value only passes through the operator, which keeps no copy of it."""
     requires_key: bool = True
     """Whether only records with a key advance stream time."""
     requires_value: bool = False

@@ -7,7 +7,7 @@ a stage run in the same tasks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sluice.errors import TopologyError
@@ -15,10 +15,13 @@ from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import AHEAD, DEFAULT_OUTPUT, LEFT, READ, RIGHT
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
+from sluice.plan.fields_read import left_fields_read
+from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import (
     action_of,
     claims_old_values,
+    joins_versions,
     metadata_sql,
     metadata_texts,
     needs_retractions,
@@ -49,6 +52,8 @@ class StagePlanner:
         self.operators: list[PlannedOperator] = []
         self.edges: list[Edge] = []
         """The edges into stores and sinks."""
+        self._without_value: set[str] = set()
+        """The columns of the edges whose value is added last, by `_add_values`."""
         self._edge_scopes: dict[str, Scope] = {}
         """Name of an edge's column → the scope at the start of the edge."""
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
@@ -97,6 +102,7 @@ class StagePlanner:
 
         The condition of an edge depends on all steps of its stage that turn a record into several rows.
         """
+        self._add_values()
         names = {operator.number: operator.name for operator in self.operators}
         chained_to = {operator.chained_to for operator in self.operators}
         operators = []
@@ -114,6 +120,44 @@ class StagePlanner:
             )
             operators.append(finished)
         return tuple(operators), tuple(map(self._with_condition, self.edges))
+
+    def _add_values(self) -> None:
+        """Add the values of edges that pass them on: structs with only the fields that later steps read.
+
+        So tasks neither read nor pass on the other fields. No state has these values, so the fields may change.
+        """
+        # Later edges first, because an edge of a later operator reads fields of an earlier one's results.
+        for at in reversed(range(len(self.operators))):
+            operator = self.operators[at]
+            edges: list[Edge] = []
+            for edge in operator.edges:
+                if edge.column in self._without_value:
+                    scope = self._edge_scopes[edge.column]
+                    read = left_fields_read(self._texts_after(operator), operator.result)
+                    names = [name for name in scope.fields if read is None or name.lower() in read]
+                    columns = {name: scope.columns[name] for name in names or scope.fields[:1]}
+                    edge = replace(edge, values=(self.columns.value(replace(scope, columns=columns)),))
+                edges.append(edge)
+            self.operators[at] = replace(operator, edges=tuple(edges))
+
+    def _texts_after(self, operator: PlannedOperator) -> Iterator[str]:
+        """All SQL that may read the operator's results."""
+        for layer in self.columns.layers_of(operator.stage):
+            if isinstance(layer, Transformation):
+                yield from (sql for _, sql in layer.inputs)
+                continue
+            for column in layer:
+                if isinstance(column, Column):
+                    yield column.sql
+                else:
+                    yield from (column.passed, *column.columns, *(cause for cause, _ in column.causes))
+        for failure in self.columns.failures():
+            if failure.stage == operator.stage:
+                yield from (failure.error, failure.once, failure.key, failure.value)
+        for edge in (*(edge for each in self.operators for edge in each.edges), *self.edges):
+            if operator.number in edge.results_of:
+                yield from (edge.key, edge.is_null, edge.foreign or "", *edge.values, *edge.path)
+                yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
         """Whether a node is an operator, or merges streams that may come from different stages."""
@@ -214,7 +258,9 @@ class StagePlanner:
         foreign = None if key_text is None else self._edge_foreign(node, before, own_key, sqls)
         if expires_at is not None:
             foreign = f"CAST({sqls['expires']} AS STRING)"
-        values = self._edge_values(scope, sqls, functions if is_aggregate else None)
+        is_passed_on = _is_passed_on(node, side)
+        has_fields = is_passed_on and not scope.scalar and scope.unchanged_result is None
+        values = () if has_fields else self._edge_values(scope, sqls, functions if is_aggregate else None)
         is_null, is_json = self.columns.read_null(scope), False
         if isinstance(node, nodes.Cogroup) and side != STORE:
             is_json = node.python is not None
@@ -244,6 +290,7 @@ class StagePlanner:
             has_arguments=is_aggregate,
             has_old_values=self._takes_old_values(node, side),
             leaves_out_nulls=_leaves_out_nulls(node, side),
+            is_passed_on=is_passed_on,
             requires_key=not is_of_processor,
             requires_value=requires_value(node, side),
             # In Kafka Streams, every record that a task reads advances the time of punctuators.
@@ -255,6 +302,8 @@ class StagePlanner:
             takes_latest=_takes_latest(node, side, parent),
         )
         self._edge_scopes[edge.column] = scope
+        if has_fields:
+            self._without_value.add(edge.column)
         return edge
 
     def _edge_foreign(
@@ -440,6 +489,12 @@ def _expires_at(node: nodes.Node, side: int) -> str | None:
     if isinstance(node, nodes.ToTable) and side == LEFT and node.expiry is not None:
         return node.expiry.at_ms
     return None
+
+
+def _is_passed_on(node: nodes.Node, side: int) -> bool:
+    """Whether a side of a node is a stream that is joined with a table, without waiting for versions of the table."""
+    is_join = isinstance(node, nodes.Join) and node.kind == "stream-table"
+    return is_join and side == LEFT and not joins_versions(node)
 
 
 def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:

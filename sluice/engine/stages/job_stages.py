@@ -191,12 +191,12 @@ class Stages:
         return types
 
     def input_types(self) -> dict[int, str]:
-        """Operator → the types of its inputs on all sides."""
+        """Operator → the types of its inputs on all sides of which it keeps values."""
         types: dict[int, str] = {}
         for operator in self.job.operators:
             of_sides: list[str] = []
             for edge in operator.edges:
-                if AHEAD <= edge.side < COGROUPED:
+                if AHEAD <= edge.side < COGROUPED or edge.is_passed_on:
                     continue
                 if edge.has_arguments:
                     of_sides.append(", ".join(self.arguments[operator.number]))

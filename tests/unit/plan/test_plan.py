@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
@@ -436,6 +437,43 @@ def test_an_unchanged_result_matters_if_the_next_aggregate_would_change(
         grouped.to("grouped")
     made = job(stream)
     assert made.operators_of_changes == (set() if matters else {made.operators[0].number})
+
+
+ALL_FIELDS = {"shop", "amount", "quantity", "at", "order-no", "case"}
+
+
+@pytest.mark.parametrize(
+    ("step", "read"),
+    [
+        (lambda joined: joined.filter("left.amount > 1").select(city="right.city"), {"amount"}),
+        (lambda joined: joined.select(named="left.`order-no`", value="left.quantity"), {"order-no", "quantity"}),
+        (lambda joined: joined.select(city="right.city"), {"shop"}),
+        (lambda joined: joined.select(sale="left"), ALL_FIELDS),
+        (lambda joined: joined.map_values(lambda value: value, returns=Sale), ALL_FIELDS),
+        (lambda joined: joined, ALL_FIELDS),
+        (lambda joined: joined.filter("1 / left.quantity > 0").select(city="right.city"), ALL_FIELDS),
+    ],
+    ids=[
+        "a filter",
+        "quoted and hidden names",
+        "no field",
+        "a struct",
+        "a function",
+        "nothing",
+        "a step that may fail",
+    ],
+)
+def test_a_stream_brings_the_fields_that_are_read_into_a_join_with_a_table(
+    step: Callable[[Stream[Any]], Stream[Any]], read: set[str]
+) -> None:
+    stream = sales()
+    shops = stream.pipeline.table("shops", value=Shop, key="shop")
+    step(stream.join(shops)).to("joined")
+    made = job(stream)
+    (of_sales,) = (source for source in made.streams if source.topic == "sales")
+    assert {each.name for each in of_sales.fields} - {"shop", "at"} == read - {"shop", "at"}
+    (edge,) = (edge for operator in made.operators for edge in operator.edges if edge.is_passed_on)
+    assert {name for name in ALL_FIELDS if f"'{name}'" in edge.values[0]} == read
 
 
 class Keyed(Struct):
