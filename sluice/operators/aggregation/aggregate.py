@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
 from sluice.operators.aggregation.window_bounds import ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
-from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError, Times
+from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError, Times, validity, with_old_values
 from sluice.operators.lateness import WindowLateness, last_forgotten
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
@@ -207,7 +208,7 @@ class Aggregate(Timeless, Aggregation):
         Returns None if the rows must be processed one by one. Raises RowFailedError if a function fails. The caller
         then processes the rows one by one, and rejects only a row that fails.
         """
-        if self.retracts or self.history_ms is not None:
+        if self.history_ms is not None:
             return None
         self.calculation.keep_changes()
         try:
@@ -223,14 +224,37 @@ class Aggregate(Timeless, Aggregation):
         event_times, texts, begins = rows.times[given].tolist(), values.to_pylist(), borders.tolist()
         results: list[str | None] = []
         times: list[int] = []
+        replaced: list[str | None] = []
+        begun: list[int] = []
         for key, state, begin, end in zip(rows.keys, states, begins[:-1], begins[1:], strict=True):
             if begin == end:
                 continue
             time, aggregate = state.get(0) or (event_times[begin], self.calculation.new_aggregate())
+            if self.retracts:
+                has_old = bool(state) or self.replaces_initial
+                replaced.append(self.calculation.result(aggregate) if has_old else None)
+                if not state:
+                    begun.append(len(results))
+            first = len(results)
             aggregate = self.calculation.add_all(key, aggregate, texts[begin:end], results)
+            if self.retracts:
+                replaced += results[first:-1]
             times += islice(accumulate(event_times[begin:end], max, initial=time), 1, None)
             state[0] = times[-1], aggregate
-        return _results(rows, given, results, np.array(times, np.int64))
+        each = _results(rows, given, results, np.array(times, np.int64))
+        return self._replacing(each, pa.array(replaced, each.values.type), begun) if self.retracts else each
+
+    def _replacing(self, new: Results, replaced: pa.Array, begun: Sequence[int]) -> Results:
+        """Results after the results that they replace. `begun`: the indices of the first results of new keys."""
+        is_sent = np.ones(len(new.rows), np.bool_)
+        if self.only_changes:
+            both_null = pc.and_(pc.is_null(new.values), pc.is_null(replaced))
+            is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), both_null))
+            is_sent[begun] = True
+        sent = pa.array(np.flatnonzero(is_sent))
+        changes = Results(new.rows[is_sent], new.values.take(sent), new.times[is_sent])
+        replaced = replaced.take(sent)
+        return replace(with_old_values(changes, replaced, validity(replaced)), dropped=new.dropped)
 
     def _last_results(self, states: Sequence[Windows], rows: KeyedRows) -> Results:
         """Add the values of each key together. Returns the last result of each key."""
@@ -399,45 +423,30 @@ class TableAggregate(Timeless, BaseAggregation):
     def process_columns(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None, without a change of any state, if a change has failed in an earlier batch. Raises RowFailedError
-        if a change fails. The caller then processes the rows one by one, and rejects only a change that fails.
+        Returns None if a change has failed in an earlier batch. Raises RowFailedError if a change fails. The caller
+        then processes the rows one by one, and rejects only a change that fails.
         """
         if any(state.instead for state in states):
             return None
         self.calculation.keep_changes()
         try:
-            groups, results = self._change_all(states, rows)
+            return self._change_all(states, rows)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise RowFailedError from error
-        for number, group in groups.items():
-            states[number].windows[0] = group
-        causes, values, times, old = zip(*results, strict=True) if results else ((), (), (), ())
-        return Results(
-            np.array(causes, np.intp),
-            pa.array(values, rows.columns["value"].type),
-            np.array(times, np.int64),
-            np.array(old, np.bool_),
-        )
 
-    def _change_all(
-        self, states: Sequence[Group[Any]], rows: KeyedRows
-    ) -> tuple[dict[int, tuple[int, Any]], list[tuple[int, str | None, int, bool]]]:
-        """Process all changes, one after the other.
-
-        Returns the changed groups by the number of their key, and the results: the row, the value, the time, and
-        whether the value is old. The states themselves change only if a function modifies an aggregate in place.
-        """
+    def _change_all(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results:
+        """Make all changes, one after the other."""
         calculation = self.calculation
-        groups: dict[int, tuple[int, Any]] = {}
         results: list[tuple[int, str | None, int, bool]] = []
+        """The row, the value and the time of each result, and whether the value is old."""
         values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
         is_old, is_replaced = rows.is_old.tolist(), rows.is_replaced.tolist()
-        for number, key in enumerate(rows.keys):
-            held = states[number].windows.get(0)
+        for key, state, begin, end in zip(rows.keys, states, starts[:-1], starts[1:], strict=True):
+            held = state.windows.get(0)
             last_cause, replaced = -1, None
-            for row in range(starts[number], starts[number + 1]):
+            for row in range(begin, end):
                 if is_replaced[row]:
                     replaced = values[row]
                     continue
@@ -457,10 +466,16 @@ class TableAggregate(Timeless, BaseAggregation):
                 results.append((row, calculation.result(held[1]), held[0], False))
             if last_cause >= 0:
                 assert held is not None
-                groups[number] = held
+                state.windows[0] = held
                 if self.only_last:
                     results.append((last_cause, calculation.result(held[1]), held[0], False))
-        return groups, results
+        causes, texts, result_times, old_results = zip(*results, strict=True) if results else ((), (), (), ())
+        return Results(
+            np.array(causes, np.intp),
+            pa.array(texts, rows.columns["value"].type),
+            np.array(result_times, np.int64),
+            np.array(old_results, np.bool_),
+        )
 
     def is_empty(self, state: Group[Any]) -> bool:
         return not state.windows and not state.instead

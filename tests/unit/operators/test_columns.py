@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sluice import within
 from sluice.operators import columns, process
 from sluice.operators.aggregation import calculation
-from sluice.operators.aggregation.aggregate import Aggregate
+from sluice.operators.aggregation.aggregate import Aggregate, RowsAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Custom, Functions
 from sluice.operators.base import LEFT, MOVED, RIGHT
@@ -34,6 +34,10 @@ def add(key: str, total: int, value: int) -> int:
     if value == 13:
         raise ValueError("unlucky")
     return total + value
+
+
+def larger(key: str, largest: int, value: int) -> int:
+    return max(largest, value % 4)
 
 
 def add_or_remove(key: str, total: int, value: int) -> int | None:
@@ -91,6 +95,14 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "join of streams": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
     "join of streams without grace": lambda: StreamJoin("inner", within(before="0 s", after="3 ms")),
     "function": lambda: Aggregate(Custom(int, add, value_type=int)),
+    "function with old values": lambda: Aggregate(Custom(int, add, value_type=int), retracts=True),
+    "function that removes aggregates, with old values": lambda: Aggregate(
+        Custom(int, add_or_remove, value_type=int), retracts=True, only_changes=True
+    ),
+    "function of final results": lambda: RowsAggregate(Custom(int, add, value_type=int), retracts=True),
+    "largest with old values, if it changes": lambda: Aggregate(
+        Custom(int, larger, value_type=int), retracts=True, only_changes=True
+    ),
     "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
     "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
     "function of many values": lambda: Aggregate(Batched(list, append_all, value_type=list[int]), only_last=True),
