@@ -192,3 +192,29 @@ def test_cogrouped_streams_forget_sessions_for_each_other() -> None:
     assert [(key.start, key.end, value) for key, value, _ in made] == [
         (2, 2, {"l": [1], "r": []}), (5, 5, {"l": [None], "r": []}), (3, 3, {"l": [], "r": [2]}),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("window", "begun_again"),
+    [
+        ({"type": "tumbling", "size": 10, "grace": 0}, (0, 10, {"l": 0, "r": 1})),
+        ({"type": "sliding", "size": 5, "grace": 0}, (0, 5, {"l": 0, "r": 1})),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_cogrouped_streams_forget_windows_for_each_other(window: dict[str, Any], begun_again: Any) -> None:
+    parts = [{"in": name, "aggs": [{"name": name, "fn": "count"}]} for name in ("l", "r")]
+    nodes: list[Node] = [
+        {"id": "c", "op": "cogroup", "window": window, "parts": parts},
+        {"id": "s", "op": "to_stream", "in": "c", "keep_window": True},
+    ]
+    made = sent(STREAM, nodes, ("L", "b", {}, 5), ("L", "a", {}, 40), ("R", "b", {}, 5))
+    key, value, _ = made[-1]
+    assert (key.start, key.end, value) == begun_again, "the store's time has passed the window's size and grace"
+
+
+def test_a_filter_passes_on_every_update_of_a_versioned_table() -> None:
+    tables: list[Node] = [TABLES[0] | {"versioned": {"history_ms": 20}}, TABLES[1]]
+    nodes: list[Node] = [FILTERED, {"id": "j", "op": "join", "type": "outer", "left": "f", "right": "r"}]
+    made = sent(tables, nodes, ("R", "a", 1, 5), ("L", "a", {"n": 2}, 7))
+    assert made == [("a", {"left": None, "right": 1}, 5), ("a", {"left": None, "right": 1}, 7)]

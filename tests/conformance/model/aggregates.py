@@ -165,14 +165,47 @@ def regrouped(
     return process
 
 
+@dataclass
+class Latest:
+    """The time of a store of windows, which several streams may share."""
+
+    time: int = -1
+
+
 @dataclass(kw_only=True)
-class TimeWindows(Aggregation):
-    """Tumbling and hopping windows."""
+class StartedWindows(Aggregation):
+    """Windows that the store keeps by their starts.
+
+    Cogrouped streams share the store and its time, the latest start of a window. The store forgets a window that began
+    `retention` before that time; a stream that lags so far behind begins the window again.
+    """
 
     size: int
-    advance: int
     grace: int
     time: int = -1
+    latest: Latest | None = None
+
+    @property
+    def retention(self) -> int:
+        return self.size + self.grace
+
+    def stored(self) -> dict[Windowed, Row]:
+        """The windows that the store still knows."""
+        last = -1 if self.latest is None else self.latest.time - self.retention
+        return {key: row for key, row in self.rows.items() if isinstance(key, Windowed) and key.start > last}
+
+    def replace(self, key: Key, old: Any, value: Any, time: int) -> None:
+        if self.latest is not None:
+            assert isinstance(key, Windowed)
+            self.latest.time = max(self.latest.time, key.start)
+        super().replace(key, old, value, time)
+
+
+@dataclass(kw_only=True)
+class TimeWindows(StartedWindows):
+    """Tumbling and hopping windows."""
+
+    advance: int
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -182,25 +215,18 @@ class TimeWindows(Aggregation):
         for begin in range(start, record.time + 1, self.advance):
             if begin + self.size > self.time - self.grace:
                 key = Windowed(str(record.key), begin, begin + self.size)
-                self.add(key, record, self.rows.get(key))
-
-
-@dataclass
-class LatestEnd:
-    """The largest end of the sessions in a store, which several streams may share."""
-
-    end: int = -1
+                self.add(key, record, self.stored().get(key))
 
 
 @dataclass(kw_only=True)
 class SessionWindows(Stored):
-    """The store forgets a session that ended `gap` and `grace` before the latest end."""
+    """The store forgets a session that ended `gap` and `grace` before its time, the latest end of a session."""
 
     aggregator: Calculation
     gap: int
     grace: int
     time: int = -1
-    latest: LatestEnd = field(default_factory=LatestEnd)
+    latest: Latest = field(default_factory=Latest)
     sends_final: bool = False
     """Whether only final results are sent. The store then keeps each session for a millisecond more."""
 
@@ -214,7 +240,7 @@ class SessionWindows(Stored):
             for window in self.rows
             if isinstance(window, Windowed) and window.key == key
             and window.end >= at - self.gap and window.start <= at + self.gap
-            and window.end > self.latest.end - self.gap - self.grace - self.sends_final
+            and window.end > self.latest.time - self.gap - self.grace - self.sends_final
         ]  # fmt: skip
         near.sort(key=lambda window: (window.end, window.start))
         merged = Windowed(key, min([at, *(one.start for one in near)]), max([at, *(one.end for one in near)]))
@@ -226,17 +252,17 @@ class SessionWindows(Stored):
         if merged != (key, at, at):
             for window in near:
                 self.update(window, None, window.end)
-        self.latest.end = max(self.latest.end, merged.end)
+        self.latest.time = max(self.latest.time, merged.end)
         self.replace(merged, None, self.aggregator.add(aggregate, key, record.value), merged.end)
 
 
 @dataclass(kw_only=True)
-class SlidingWindows(Aggregation):
-    """Windows of `size`, both bounds inclusive, that end or begin at a record. They are kept by their starts."""
+class SlidingWindows(StartedWindows):
+    """Windows of `size`, both bounds inclusive, that end or begin at a record."""
 
-    size: int
-    grace: int
-    time: int = -1
+    @property
+    def retention(self) -> int:
+        return 2 * self.size + self.grace
 
     def process(self, record: Record) -> None:
         if record.key is None or record.value is None:
@@ -259,9 +285,8 @@ class _Slide:
         self._key = str(record.key)
         self._near = {
             key.start: row
-            for key, row in node.rows.items()
-            if isinstance(key, Windowed) and key.key == self._key
-            and max(0, self._at - 2 * node.size) <= key.start <= self._at + 1
+            for key, row in node.stored().items()
+            if key.key == self._key and max(0, self._at - 2 * node.size) <= key.start <= self._at + 1
         }  # fmt: skip
 
     def add(self) -> None:

@@ -225,7 +225,8 @@ class TableJoin(Table):
         change: Change = record.value
         if other is None and self._needs_other(side):
             return
-        if change == (None, None) and (other is None or own.is_filtered):
+        # A filter drops what never passed, but not of a versioned table, whose every update must be passed on.
+        if change == (None, None) and (other is None or (own.is_filtered and not own.is_versioned)):
             return
         new, old = (
             self._joined(value, other and other.value) if side == "left" else self._joined(other and other.value, value)

@@ -246,14 +246,15 @@ class Topology:
         """An aggregation for each stream, all with the same rows. In windows, each has a time of its own."""
         columns = {one["name"]: one for part in node["parts"] for one in part["aggs"]}
         first: Any = None
+        latest = aggregates.Latest()
         for part in node["parts"]:
             lists_nulls = node.get("window", {"type": "none"})["type"] not in ("none", "sliding")
             aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"], lists_nulls)
             made: Any = _windows(aggregator, node.get("window"))
             first = first or made
             made.rows, made.children = first.rows, first.children
-            if isinstance(made, aggregates.SessionWindows):
-                made.latest = first.latest
+            if "window" in node:
+                made.latest = latest
             self._grouped(part, self.nodes[part["in"]], made)
         return first  # type: ignore[no-any-return]
 
