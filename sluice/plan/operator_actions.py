@@ -13,12 +13,14 @@ from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.lateness import WindowLateness
 from sluice.operators.set_metadata import SetMetadata
 from sluice.plan.definitions import declared
+from sluice.plan.filtered_tables import follows_filter, needs_old_to_filter
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
     Call,
     Latest,
     Merge,
+    PassedRows,
     Process,
     ProcessorOutput,
     ProcessorStore,
@@ -84,25 +86,13 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return Latest(node.history_ms, node.expiry)
         case nodes.Changes():
             return Changes()
+        case nodes.ToStream():
+            return PassedRows()
         case nodes.Suppress():
             limits = node.max_records, node.max_bytes, node.when_full
-            return Suppress(node.until, _waiting_time(node), *limits, _is_filtered(node), node.early_ms)
-        case nodes.Join(kind="stream-stream", window=JoinWindow() as within):
-            return StreamJoin(node.how, within)
+            return Suppress(node.until, _waiting_time(node), *limits, needs_old_to_filter(node), node.early_ms)
         case nodes.Join():
-            assert node.kind != "stream-stream"
-            filtered = _follows_filter(node.left), _follows_filter(node.right)
-            claims = claims_old_values(node.left), claims_old_values(node.right)
-            history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
-            return TableJoin(
-                node.how,
-                node.kind,
-                node.on is not None,
-                filtered,
-                claims,
-                history_ms,
-                node.grace_ms,
-            )
+            return _join(node)
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.SetMetadata():
@@ -133,6 +123,24 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             )
         case _:
             raise AssertionError(f"{node.name} is not an operator")
+
+
+def _join(node: nodes.Join) -> StreamJoin | TableJoin:
+    if node.kind == "stream-stream":
+        assert isinstance(node.window, JoinWindow)
+        return StreamJoin(node.how, node.window)
+    filtered = follows_filter(node.left), follows_filter(node.right)
+    claims = claims_old_values(node.left), claims_old_values(node.right)
+    history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
+    return TableJoin(
+        node.how,
+        node.kind,
+        node.on is not None,
+        filtered,
+        claims,
+        history_ms,
+        node.grace_ms,
+    )
 
 
 def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
@@ -265,7 +273,7 @@ def needs_retractions(node: nodes.Node) -> bool:
             # When a row's foreign key changes, the join deletes the row under the old foreign key.
             return kind == "foreign-key"
         case _:
-            return _is_filtered(node)
+            return needs_old_to_filter(node)
 
 
 def claims_old_values(table: nodes.Node) -> bool:
@@ -302,22 +310,3 @@ def requires_value(node: nodes.Node, side: int) -> bool:
             return drops_nulls and not nodes.is_table(parent)
         case _:
             return False
-
-
-def _is_filtered(node: nodes.Node) -> bool:
-    """Whether the node suppresses updates of a table that is filtered, and perhaps also mapped."""
-    return isinstance(node, nodes.Suppress) and _follows_filter(node.parent)
-
-
-def _follows_filter(node: nodes.Node) -> bool:
-    """Whether the node is a filter or a mapping of a filter's rows."""
-    # As in Kafka Streams, a filtered versioned table always sends its tombstones, because they are versions too.
-    if nodes.history_of(node) is not None:
-        return False
-    while isinstance(node, nodes.Select | nodes.MapValues | nodes.Apply) and not _is_filter(node):
-        node = node.parent
-    return _is_filter(node)
-
-
-def _is_filter(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Filter) or (isinstance(node, nodes.Apply) and node.gives == "condition")

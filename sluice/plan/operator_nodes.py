@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sluice.plan.combinable import why_not_combinable
+from sluice.plan.filtered_tables import needs_old_to_filter
 from sluice.plan.node_steps import topics_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
@@ -83,6 +84,8 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
             return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)
         case nodes.Changes():
             return "compares each row with its last value"
+        case nodes.ToStream() if needs_old_to_filter(node):
+            return "leaves out deletions of rows that the filter has never passed"
         case nodes.ToTable():
             return "stores each key's latest value"
         case nodes.Suppress():

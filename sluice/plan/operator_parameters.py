@@ -68,6 +68,11 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class PassedRows:
+    """Turns the changes of a filtered table into records."""
+
+
+@dataclass(frozen=True)
 class Latest:
     """Keeps the latest value of each key as a table."""
 
@@ -194,7 +199,7 @@ class TableLookup:
 
 
 Action: TypeAlias = (
-    Aggregate | PythonAggregate | Merge | Latest | Suppress | StreamJoin | TableJoin | Process | Call | TableLookup
-    | Operator[Any]
+    Aggregate | PythonAggregate | Merge | PassedRows | Latest | Suppress | StreamJoin | TableJoin | Process | Call
+    | TableLookup | Operator[Any]
 )  # fmt: skip
 """An operator's parameters, or the operator itself if the engine need not add anything to make it."""

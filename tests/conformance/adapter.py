@@ -301,9 +301,8 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
         built.topic = f"{prefix}_out"
         results = handles[built.sink["id"]]
         if built.sink["op"] in ("filter", "filter_not") and isinstance(results, Table):
-            # The cases' last filter gets old values, and so sends nothing for a row that passes neither before nor
-            # after a change; suppress does, too.
-            results = results.suppress_until_time_limit(_ms(0))
+            # A topic of a table also gets the deletions of rows that the filter has never passed.
+            results = results.to_stream()
         results.to(built.topic)
     return built
 

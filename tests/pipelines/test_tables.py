@@ -97,6 +97,37 @@ def test_a_row_that_never_passed_a_filter_is_no_update_for_a_suppress_step(drive
     assert [(record.key, record.value) for record in driver.read("held")] == [("a", {"n": 1}), ("c", None)]
 
 
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_a_stream_of_a_filtered_table_has_no_deletions_of_rows_that_never_passed(drive: Drive, size: int) -> None:
+    pipeline = Pipeline("passed", workers=2)
+    sums = pipeline.stream("sales", value=Item).group_by_key().aggregate(store="sums", n="sum(n)")
+    kept = pipeline.stream("kept", value=Item).to_table(store="kept")
+    tables: dict[str, Table[Any]] = {
+        "of_an_aggregate": sums.filter("n > 3").select(n="n"),
+        "of_a_stream": kept.filter("n > 3").select("n"),
+        "of_a_topic": pipeline.table("items", value=Item).filter("n > 3").select("n"),
+    }
+    for name, table in tables.items():
+        table.to_stream().to(name)
+    driver = drive(pipeline)
+    for number, (key, n, total) in enumerate(
+        [("a", 1, 1), ("b", 5, 5), ("a", 3, 4), ("b", -3, 2), ("a", -3, 1), ("b", 1, 3)]
+    ):
+        driver.pipe("sales", {"n": n, "g": None}, key, timestamp=number)
+        for topic in ("kept", "items"):
+            driver.pipe(topic, {"n": total, "g": None}, key, timestamp=number)
+        if (number + 1) % size == 0:
+            driver.commit()
+    sent = {name: [(record.key, record.value and record.value["n"]) for record in driver.read(name)] for name in tables}
+    passed = [("b", 5), ("a", 4), ("b", None), ("a", None)]
+    assert sent == {
+        "of_an_aggregate": passed,
+        "of_a_stream": passed,
+        # Kafka Streams does not know the old rows of such a table, either.
+        "of_a_topic": [("a", None), *passed, ("b", None)],
+    }
+
+
 def test_a_deleted_row_advances_the_stream_time_of_the_groups(drive: Drive) -> None:
     pipeline = Pipeline("held_groups", workers=2)
     items = pipeline.table("items", value=Item)

@@ -32,6 +32,7 @@ from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.merge import Merge
+from sluice.operators.passed_rows import PassedRows
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
 from sluice.operators.suppress import BufferLimit, Suppress
@@ -108,6 +109,8 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             )
         case plan.Merge():
             return Merge
+        case plan.PassedRows():
+            return PassedRows
         case plan.Latest():
             return _table(action, retracts=retracts)
         case plan.Suppress(early_ms=int(early_ms)):

@@ -148,7 +148,11 @@ class ToStream(Stream):
     keeps_window: bool = False
     window: dict[str, Any] | None = None
     """The definition of the windows that the keys keep."""
+    leaves_out_unpassed: bool = False
+    """Whether the table is filtered, and its updates of rows that pass neither before nor after are left out."""
 
     def process(self, record: Record) -> None:
+        if self.leaves_out_unpassed and record.value == (None, None):
+            return
         value = record.value.new if isinstance(record.value, Change) else record.value
         self.send(Record(record.key if self.keeps_window else plain(record.key), value, record.time))

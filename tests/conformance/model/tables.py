@@ -33,6 +33,11 @@ class Table(Node):
         return False
 
     @property
+    def knows_old_values(self) -> bool:
+        """Whether updates say what they replace, even if no later step asks."""
+        return all(parent.knows_old_values for parent in self.parents)
+
+    @property
     def is_versioned(self) -> bool:
         """Whether earlier values can be looked up."""
         return False
@@ -80,6 +85,12 @@ class Stored(Table):
 
     rows: dict[Key, Row] = field(default_factory=dict)
     versions: Versions | None = None
+    is_named: bool = True
+    """Whether the author has named the store."""
+
+    @property
+    def knows_old_values(self) -> bool:
+        return self.is_named
 
     @property
     def is_versioned(self) -> bool:
@@ -209,6 +220,7 @@ class TableJoin(Table):
     """Both tables are parents, the left one first."""
 
     how: str
+    knows_old_values = True
 
     def __post_init__(self) -> None:
         left, right = self.parents
@@ -269,6 +281,7 @@ class ForeignKeyJoin(Stored):
     left: Table
     right: Table
     flow: Flow
+    is_named: bool = False
     subscribed: dict[tuple[Key, Key], Any] = field(default_factory=dict)
     """Foreign key and left key → the left row."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tests.conformance.model import aggregates, flow, keyed, stream_joins, tables
@@ -71,7 +72,7 @@ class Topology:
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
             case "stream" | "table" | "global_table" | "global_store" as kind:
-                made: flow.Node = _stored(node) if kind == "table" else _SOURCES[kind]()
+                made: flow.Node = replace(_stored(node), is_named=False) if kind == "table" else _SOURCES[kind]()
                 self._sources.setdefault(node["topic"], []).append(made)
                 return made
             case "merge":
@@ -186,7 +187,10 @@ class Topology:
                 keeps_window = node.get("keep_window", False)
                 is_rekeyed = parent.window is not None and not keeps_window
                 kept = parent.window if keeps_window else None
-                return flow.ToStream(rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept)
+                leaves_out = parent.is_filtered and parent.knows_old_values and not parent.is_versioned
+                return flow.ToStream(
+                    rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept, leaves_out_unpassed=leaves_out
+                )
             case "suppress" if node["type"] == "time_limit":
                 return tables.Suppress(ms=node["ms"], of_windows=False, **about)
             case "suppress":

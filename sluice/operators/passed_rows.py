@@ -1,0 +1,35 @@
+"""Turns the changes of a filtered table into records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.operators.base import Output, Row, Timeless
+
+
+class PassedRows(Timeless):
+    """Passes on each change of a row that passes the filter before or after the change.
+
+    A change of any other row is no change of the filtered table. The operator keeps no state: a row's old value
+    comes right before its new value.
+    """
+
+    state_type: Any = None
+
+    def __init__(self) -> None:
+        self._has_passed = False
+        """Whether the next row replaces a value that has passed."""
+
+    def new_state(self) -> None:
+        pass
+
+    def process(self, state: None, row: Row, out: Output) -> None:
+        if row.old:
+            self._has_passed = row.value is not None
+            return
+        has_passed, self._has_passed = self._has_passed, False
+        if has_passed or row.value is not None:
+            out.emit(row.key, row.value, row.time, window=row.window)
+
+    def is_empty(self, state: None) -> bool:
+        return True
