@@ -114,7 +114,12 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
             functions = tuple(_aggregate_functions(node))
         case nodes.Process(processor=processor):
             functions = (processor,)
-    yield from (Reference(function) for function in dict.fromkeys(functions) if function is not None)
+    different: list[Any] = []
+    for function in functions:
+        # A function can be an instance that has no hash, such as a frozen dataclass with a list.
+        if function is not None and function not in different:
+            different.append(function)
+    yield from map(Reference, different)
 
 
 def _aggregate_functions(node: nodes.Aggregate) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,23 @@ def test_a_function_for_windows_is_pickled_with_the_plan() -> None:
     assert [name for name, _ in copy.job.state_functions] == [
         "test_a_function_for_windows_is_pickled_with_the_plan.<locals>.<lambda> (store counts)"
     ]
+
+
+@dataclass(frozen=True)
+class Endings:
+    """A function that has no hash."""
+
+    endings: list[str]
+
+    def __call__(self, key: str | None, value: str) -> list[str]:
+        return [f"{key} {value}{ending}" for ending in self.endings]
+
+
+def test_a_function_without_a_hash_is_one_on_which_the_state_depends() -> None:
+    pipeline = Pipeline("p")
+    words = pipeline.stream("words", value=str).flat_map_values(Endings(["s", "ed"]), returns=str)
+    words.group_by_key().count(store="counts")
+    assert [name for name, _ in plan(pipeline).job.state_functions] == ["Endings (Python function for values)"]
 
 
 class Customer(Struct):
