@@ -9,6 +9,7 @@ from sluice.plan.cogroups import column_of, slots_of, types_of
 from sluice.plan.job_columns import JobColumns, column_name
 from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import source_number
+from sluice.plan.operator_nodes import children
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scope import Scope
 from sluice.plan.steps import PythonFunction, Step
@@ -279,6 +280,8 @@ class Scopes:
     # -- Stateless steps
 
     def _filtered(self, node: nodes.Filter, scope: Scope) -> Scope:
+        if isinstance(node, nodes.Repartition) and _feeds_left_join(self.pipeline.whole, node):
+            return scope
         scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
         condition, name = sqls["where"], f"n{node.number}"
         if nodes.is_table(node):
@@ -506,6 +509,17 @@ class Scopes:
         """Add a column to the next layer. Returns the scope in which the column can be read."""
         self.columns.add(scope.stage, scope.depth + 1, column)
         return replace(scope, depth=scope.depth + 1)
+
+
+def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether records from a node reach a left or outer join that has results for records without a key."""
+    for child in children(pipeline, node):
+        if isinstance(child, nodes.Join) and child.kind == "stream-table" and child.left is not node:
+            continue  # the records only become rows of the table
+        keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not nodes.is_table(child)
+        if keeps_all or _feeds_left_join(pipeline, child):
+            return True
+    return False
 
 
 def _is_topic_table(node: nodes.Node) -> bool:

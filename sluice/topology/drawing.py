@@ -73,7 +73,7 @@ def _detail(node: nodes.Node) -> str:
     match node:
         case nodes.Source():
             return _source_detail(node)
-        case nodes.Filter():
+        case nodes.Filter() if not isinstance(node, nodes.Repartition):
             return node.where
         case nodes.SelectKey():
             return node.key

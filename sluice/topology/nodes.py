@@ -91,6 +91,13 @@ class Filter(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class Repartition(Filter):
+    """Drops the records without a key, unless a left or outer join follows."""
+
+    where: str = "_key IS NOT NULL"
+
+
+@dataclass(frozen=True, eq=False)
 class Select(Node):
     """Replaces the value with columns, each an expression over the old fields."""
 

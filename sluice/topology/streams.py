@@ -870,11 +870,14 @@ class Stream(Handle[V]):
     def repartition(self, partitions: int | None = None) -> Stream[V]:
         """Drop the records without a key, as Kafka Streams does, and pass on all other records unchanged.
 
+        If a left or outer join of the stream follows, even after other steps, no record is dropped, because such a join
+        has a result for a record without a key.
+
         `partitions` has no effect, because Sluice divides records by key among the pipeline's workers wherever a step
         needs it.
         """
         arguments.require_at_least(self._where("repartition"), "partitions", partitions, 1)
-        return self.filter("_key IS NOT NULL")
+        return self._next(self.pipeline.add(nodes.Repartition, parent=self.node))
 
     @overload
     def merge(self, *others: Stream[V]) -> Stream[V]: ...

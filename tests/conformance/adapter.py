@@ -505,7 +505,8 @@ def _grouped(node: dict[str, Any], parent: Any) -> Any:
         return parent.group_by(sql(node.get("group_key", ["key"])))
     grouped = parent.group_by(sql(node["group_key"])) if "group_key" in node else parent.group_by_key()
     if "window" in node:
-        return grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"))
+        retention = _ms(node["retention_ms"]) if "retention_ms" in node else None
+        return grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"), retention=retention)
     return grouped
 
 

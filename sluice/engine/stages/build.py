@@ -102,6 +102,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 action.window,
                 action.emit,
                 action.history_ms,
+                action.retention_ms,
                 of_table=action.of_table,
                 retracts=retracts,
                 only_last=only_last,
@@ -214,6 +215,7 @@ def _aggregate(
     window: AnyWindow | CountWindow | None,
     emit: EmitStrategy,
     history_ms: int | None,
+    retention_ms: int | None,
     *,
     of_table: bool,
     retracts: bool,
@@ -234,8 +236,13 @@ def _aggregate(
         case CustomWindow():
             return CustomWindowAggregate(calculation(), window, retracts=retracts)
         case SessionWindow():
-            is_final = emit == "window_close"
-            return SessionAggregate(calculation(), window, retracts=retracts, waits_until_final=is_final)
+            return SessionAggregate(
+                calculation(),
+                window,
+                retracts=retracts,
+                waits_until_final=emit == "window_close",
+                retention_ms=retention_ms,
+            )
         case Window() | CalendarWindow():
             return WindowedAggregate(calculation(), window, **sent)
 

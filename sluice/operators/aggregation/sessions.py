@@ -10,6 +10,7 @@ from typing import Any
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
+from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.windows import SessionWindow
 
 
@@ -20,7 +21,8 @@ class SessionAggregate(WindowAggregation):
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
     the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: the next operator holds
-    the results back until no record can change them.
+    the results back until no record can change them. `retention_ms`: how long after its end a record can still join
+    a session that has closed, if the record is not late for the merged session; by default, no record can.
     """
 
     window: SessionWindow
@@ -32,9 +34,15 @@ class SessionAggregate(WindowAggregation):
         *,
         retracts: bool = False,
         waits_until_final: bool = False,
+        retention_ms: int | None = None,
     ) -> None:
         super().__init__(calculation, window, retracts=retracts)
-        self.waits_until_final = waits_until_final
+        # In Kafka Streams, the store usually forgets a session one millisecond before records
+        # become late for it. If results are sent only when they are final, the store keeps the
+        # session for this millisecond, too.
+        kept_ms = self.lateness.late_at(0) if waits_until_final else self.lateness.closes_at(0)
+        self._kept_ms = max(kept_ms, retention_ms or 0)
+        """How long after its end a session is kept."""
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
@@ -75,11 +83,11 @@ class SessionAggregate(WindowAggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
-        """The starts of the sessions at most a gap away from the row, in order, without closed sessions."""
-        # Which closed sessions the state still contains depends on where batches end, so closed
-        # sessions are skipped. Cogrouped streams close sessions for each other: a record of a
-        # stream that is far behind cannot join a session that another stream has closed.
-        last_end = self._last_forgotten_end(max(row.before, row.latest_of_sides[0]))
+        """The starts of the sessions at most a gap away from the row, in order, without forgotten sessions."""
+        # Which closed sessions the state still contains depends on where batches end, so forgotten
+        # sessions are skipped. Cogrouped streams forget sessions for each other: a record of a
+        # stream that is far behind cannot join a session that another stream has forgotten.
+        last_end = last_closed_end(max(row.before, row.latest_of_sides[0]), self._kept_ms)
         earliest_end = max(row.time - self.window.gap_ms, last_end + 1)
         latest_start = row.time + self.window.gap_ms
         near: list[int] = []
@@ -89,13 +97,4 @@ class SessionAggregate(WindowAggregation):
         return sorted(near)
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        lateness = self.lateness
-        return lateness.late_at(time) if self.waits_until_final else lateness.closes_at(time)
-
-    def _last_forgotten_end(self, stream_time: int) -> int:
-        """The latest end of a session that no record can join any more."""
-        # In Kafka Streams, the store usually forgets a session one millisecond before records
-        # become late for it. If results are sent only when they are final, the store keeps the
-        # session for this millisecond, too.
-        lateness = self.lateness
-        return lateness.last_late_end(stream_time) if self.waits_until_final else lateness.last_closed_end(stream_time)
+        return closes_at(time, self._kept_ms)

@@ -220,15 +220,14 @@ class TimeWindows(StartedWindows):
 
 @dataclass(kw_only=True)
 class SessionWindows(Stored):
-    """The store forgets a session that ended `gap` and `grace` before its time, the latest end of a session."""
+    """The store forgets a session that ended `retention` before its time, the latest end of a session."""
 
     aggregator: Calculation
     gap: int
     grace: int
+    retention: int
     time: int = -1
     latest: Latest = field(default_factory=Latest)
-    sends_final: bool = False
-    """Whether only final results are sent. The store then keeps each session for a millisecond more."""
 
     def process(self, record: Record) -> None:
         if record.key is None:
@@ -240,7 +239,7 @@ class SessionWindows(Stored):
             for window in self.rows
             if isinstance(window, Windowed) and window.key == key
             and window.end >= at - self.gap and window.start <= at + self.gap
-            and window.end > self.latest.time - self.gap - self.grace - self.sends_final
+            and window.end > self.latest.time - self.retention
         ]  # fmt: skip
         near.sort(key=lambda window: (window.end, window.start))
         merged = Windowed(key, min([at, *(one.start for one in near)]), max([at, *(one.end for one in near)]))

@@ -121,7 +121,8 @@ class Topology:
             case "double":
                 return keyed.Doubled(rekeyed=parent.rekeyed)
             case "repartition":
-                return flow.Filter(where=["not_null", ["key"]], wanted=True, rekeyed=True)
+                where = ["const", True] if self._feeds_left_join(node["id"]) else ["not_null", ["key"]]
+                return flow.Filter(where=where, wanted=True, rekeyed=True)
             case "process_values":
                 return keyed.ProcessValues(node=node, tables=self.nodes, rekeyed=parent.rekeyed)
             case "punctuate":
@@ -131,6 +132,38 @@ class Topology:
             case "deduplicate":
                 return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
         raise NotImplementedError(node["op"])
+
+    def _feeds_left_join(self, name: str) -> bool:
+        """Whether records from a node reach a left or outer join that has results for records without a key."""
+        for node in self._specs.values():
+            if name in self._streams_into(node):
+                keeps_all = node["op"] == "join" and node["type"] != "inner" and not self._is_table(node["id"])
+                if keeps_all or self._feeds_left_join(node["id"]):
+                    return True
+        return False
+
+    def _streams_into(self, node: dict[str, Any]) -> list[str]:
+        """The inputs of a node, without the table that a stream looks up."""
+        if node["op"] == "join":
+            looks_up = "window" not in node and not self._is_table(node["left"])
+            return [node["left"]] if looks_up else [node["left"], node["right"]]
+        if node["op"] == "cogroup":
+            return [part["in"] for part in node["parts"]]
+        inputs = node.get("in", [])
+        return [inputs] if isinstance(inputs, str) else inputs
+
+    def _is_table(self, name: str) -> bool:
+        node = self._specs[name]
+        match node["op"]:
+            case "table" | "to_table" | "cogroup" | "reduce" | "fold" | "suppress":
+                return True
+            case "aggregate":
+                return "emit" not in node
+            case "filter" | "filter_not" | "map_values" | "double":
+                return self._is_table(node["in"])
+            case "join":
+                return self._is_table(node["left"])
+        return False
 
     def _punctuate(self, node: dict[str, Any]) -> keyed.Punctuate:
         punctuate = keyed.Punctuate(
@@ -223,7 +256,7 @@ class Topology:
         if isinstance(parent, tables.Table):
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
-            made = _windows(aggregator, node.get("window"))
+            made = _windows(aggregator, node.get("window"), node.get("retention_ms"))
             if isinstance(parent, flow.ToStream) and parent.window is not None:
                 # Kafka Streams finds the grace for `suppress` in the steps before the aggregate.
                 made.window = parent.window
@@ -235,8 +268,9 @@ class Topology:
         """A windowed aggregate that sends only final results, as a stream."""
         window = node["window"]
         is_inclusive = window["type"] in ("sliding", "session")
-        if isinstance(windows, aggregates.SessionWindows):
-            windows.sends_final = True
+        if isinstance(windows, aggregates.SessionWindows) and "retention_ms" not in node:
+            # Sluice keeps a session until its result is final: a millisecond longer than Kafka Streams' default.
+            windows.retention += 1
         final = aggregates.FinalResults(
             windows=windows, wait=window["grace"] + window.get("gap", 0) + (1 if is_inclusive else 0)
         )
@@ -292,12 +326,15 @@ def _stored(node: dict[str, Any]) -> tables.Stored:
     return tables.Stored()
 
 
-def _windows(aggregator: aggregates.Calculation, window: dict[str, Any] | None) -> tables.Stored:
+def _windows(
+    aggregator: aggregates.Calculation, window: dict[str, Any] | None, retention: int | None = None
+) -> tables.Stored:
     match window:
         case None:
             return aggregates.Aggregation(aggregator=aggregator)
         case {"type": "session", "gap": gap, "grace": grace}:
-            return aggregates.SessionWindows(aggregator=aggregator, gap=gap, grace=grace, window=window)
+            kept = gap + grace if retention is None else retention
+            return aggregates.SessionWindows(aggregator=aggregator, gap=gap, grace=grace, retention=kept, window=window)
         case {"type": "sliding", "size": size, "grace": grace}:
             return aggregates.SlidingWindows(aggregator=aggregator, size=size, grace=grace, window=window)
         case {"size": size, "grace": grace}:
