@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.operators.base import DEFAULT_OUTPUT, LEFT, READ, RIGHT
+from sluice.operators.base import LEFT, READ, RIGHT
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -159,13 +159,13 @@ class PlannedOperator:
         """The column of the results, for an operator with one output."""
         return result_column(self.number)
 
-    def output_of(self, column: str) -> str:
-        """The name of the output whose results are in a column."""
+    def output_of(self, column: str) -> str | None:
+        """The name of the output whose results are in a column; None if the column has all results."""
         if isinstance(self.action, Process):
             for name, output in self.action.outputs.items():
                 if output.column == column:
                     return name
-        return DEFAULT_OUTPUT
+        return None
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:

@@ -63,6 +63,20 @@ def test_a_sale_has_the_price_of_its_time(drive: Drive, cut: bool) -> None:
 
 
 @cuts
+def test_steps_behind_the_changes_read_a_late_price(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("late_prices", workers=2)
+    prices = pipeline.table("prices", value=Price, versioned="100 ms")
+    prices.select(euros="cents / 100.0").to_stream().filter("euros IS NOT NULL").to("mapped")
+    prices.filter("cents < 18").to_stream().filter("cents IS NOT NULL").to("filtered")
+    prices.to_stream().group_by("cents % 10").count(store="counts")
+    driver = drive(pipeline)
+    pipe(driver, cut, ("prices", "tea", 20, 1_050), ("prices", "tea", 15, 1_020), ("prices", "tea", 40, 1_030))
+    assert [record.value["euros"] for record in driver.output("mapped")] == [0.2, 0.15, 0.4]
+    assert [record.value["cents"] for record in driver.output("filtered")] == [15]
+    assert driver.store("counts") == {"0": 2, "5": 1}
+
+
+@cuts
 def test_the_history_ends_but_the_latest_price_stays(drive: Drive, cut: bool) -> None:
     driver = drive(pipeline_of("100 ms"))
     pipe(

@@ -31,8 +31,8 @@ class StageResult:
     operator: int
     column: str
     type: pa.DataType
-    output: str
-    """The output to which a processor sends these results. Other operators have only one output."""
+    output: str | None
+    """The output to which a processor sends these results; None for all results of another operator."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ class ShuffleTargets:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
             is_result = pc.equal(columns["target"], result.operator)
-            is_result = pc.and_(is_result, pc.equal(columns["output"], result.output))
+            if result.output is not None:
+                is_result = pc.and_(is_result, pc.equal(columns["output"], result.output))
             texts = pc.if_else(is_result, columns["value"], None)
             columns[result.column] = array_of_json(texts, result.type)
         return self.steps.columns_from(columns, batch.num_rows)
