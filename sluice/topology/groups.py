@@ -211,7 +211,7 @@ class GroupedStream(Grouped[V]):
         A record that is late for several windows is counted as late once for each of them. If a record is late for all
         of its windows, it is written to the topic that `late` names. Without `late`, it is only counted. Without
         `retention`, a window can be queried forever; with `retention`, until stream time is more than `retention` past
-        the window's end.
+        the window's end. Until then, a record that is not late can also join a session that has closed.
 
         With `emit="window_close"`, later steps get only the final result of each window, when no record can change the
         result any more. Queries of the store still find the results of open windows. With `early="10 seconds"` in

@@ -59,6 +59,31 @@ def test_retention_does_not_depend_on_the_batches(drive: Drive, cuts: tuple[int,
     assert driver.store("short") == {at: n for at, n in driver.store("for_ever").items() if at[2] >= 87_000}
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_record_joins_a_closed_session_that_is_still_kept(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("sessions", workers=1)
+    visit = session("2 ms")
+    by_page = pipeline.stream("clicks", value=Click).group_by("page")
+    by_page.windowed_by(visit).count(store="forgotten").to_stream().to("forgotten_said")
+    by_page.windowed_by(visit, retention="1 second").count(store="kept").to_stream().to("kept_said")
+    final = by_page.windowed_by(visit, retention="1 second", emit="window_close")
+    final.count(store="final").to("final_said")
+    driver = drive(pipeline)
+    # Page b closes the session of page a. The next click on page a is less than a gap after it.
+    for page, at in (("a", 7), ("b", 10), ("a", 9), ("b", 20)):
+        driver.pipe("clicks", {"page": page}, timestamp=at)
+        if cut:
+            driver.commit()
+
+    def said(topic: str) -> list[tuple[str, str, int | None]]:
+        records = [record for record in driver.read(topic) if record.key == "a"]
+        return [(record.headers["window_start"], record.headers["window_end"], record.value) for record in records]
+
+    assert said("forgotten_said") == [("7", "7", 1), ("9", "9", 1)]
+    assert said("kept_said") == [("7", "7", 1), ("7", "7", None), ("7", "9", 2)]
+    assert said("final_said") == [("7", "7", 1), ("7", "9", 2)]
+
+
 def test_retention_cannot_be_shorter_than_grace() -> None:
     by_page = Pipeline("hasty", workers=1).stream("clicks", value=Click).group_by("page")
     with pytest.raises(TopologyError, match=r"is 10 s, but a window accepts records for 15 s after its end") as raised:
