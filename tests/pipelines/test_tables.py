@@ -85,6 +85,16 @@ def test_a_sum_counts_the_values_that_are_left_after_an_initial_aggregate_was_su
     assert driver.store("levels")["low"] == {"n": left}
 
 
+def test_a_first_result_leaves_the_group_of_the_initial_aggregate(drive: Drive) -> None:
+    pipeline = Pipeline("groups", workers=1)
+    counts = pipeline.stream("sales", value=int).group_by_key().count(store="counts")
+    counts.group_by("IF(value = 0, 'none', 'some')").count(store="groups").to_stream().to("groups_said")
+    driver = drive(pipeline)
+    driver.pipe("sales", 5, "a")
+    said = [(record.key, record.value) for record in driver.read("groups_said")]
+    assert said == [("none", None), ("some", 1)], "Kafka Streams deletes the group that has never had a row, too"
+
+
 def test_a_row_that_a_join_sends_no_result_for_does_not_advance_stream_time(drive: Drive) -> None:
     pipeline = Pipeline("held_joins", workers=2)
     left, right = (pipeline.table(topic, value=Item) for topic in ("left", "right"))

@@ -386,6 +386,8 @@ class TableAggregate(Timeless, BaseAggregation):
         old = self.calculation.result(state[0][1]) if self.retracts and 0 in state else None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
+            if subtracted is not None:
+                out.emit(key, None, time)
             return
         state[0] = changed
         time, aggregate = changed
@@ -406,7 +408,8 @@ class TableAggregate(Timeless, BaseAggregation):
         `held` is the group's time and aggregate before the change.
         """
         calculation = self.calculation
-        # Kafka Streams sends nothing for a group that has never had a row.
+        # As in Kafka Streams, a group without rows is deleted if an initial aggregate, which was never added,
+        # is subtracted from the group.
         if added is None and (held is None or subtracted is None):
             return None
         if held is None:
@@ -455,6 +458,8 @@ class TableAggregate(Timeless, BaseAggregation):
                 replaced = None
                 changed = self._changed(held, key, times[row], subtracted, added)
                 if changed is None:
+                    if subtracted is not None and not self.only_last:
+                        results.append((row, None, times[row], False))
                     continue
                 last_cause, held = row, changed
                 if self.only_last:
