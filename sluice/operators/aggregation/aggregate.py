@@ -386,6 +386,8 @@ class TableAggregate(Timeless, BaseAggregation):
         old = self.calculation.result(state[0][1]) if self.retracts and 0 in state else None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
+            # As in Kafka Streams, a group without rows is deleted if an initial aggregate, which was
+            # never added, is subtracted from the group.
             if subtracted is not None:
                 out.emit(key, None, time)
             return
@@ -408,8 +410,6 @@ class TableAggregate(Timeless, BaseAggregation):
         `held` is the group's time and aggregate before the change.
         """
         calculation = self.calculation
-        # As in Kafka Streams, a group without rows is deleted if an initial aggregate, which was never added,
-        # is subtracted from the group.
         if added is None and (held is None or subtracted is None):
             return None
         if held is None:
