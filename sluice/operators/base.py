@@ -177,7 +177,7 @@ class Operator(Protocol[S]):
 
     @property
     def state_type(self) -> Any:
-        """The msgspec type of a key's state; None if the operator has no states."""
+        """The msgspec type of a key's state."""
 
     def new_state(self) -> S:
         """Return the initial state of a key."""

@@ -18,17 +18,18 @@ class Latest(Timeless):
     """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
 
     `retracts`: the next operator subtracts or compares old values, so the old value is sent before the new value.
-    Only then, the operator has states. Otherwise, nothing but the table's store keeps the values.
+    Otherwise, the results do not depend on the states.
     """
+
+    state_type: Any = LatestValue
 
     def __init__(self, *, retracts: bool = False) -> None:
         self.retracts = retracts
-        self.state_type: Any = LatestValue if retracts else None
 
-    def new_state(self) -> LatestValue | None:
-        return LatestValue() if self.retracts else None
+    def new_state(self) -> LatestValue:
+        return LatestValue()
 
-    def process(self, state: LatestValue | None, row: Row, out: Output) -> None:
+    def process(self, state: LatestValue, row: Row, out: Output) -> None:
         """Replace the key's value with the row's value, even if the row's time is earlier."""
         # Kafka Streams drops a table's records without a key.
         if row.key is None:
@@ -37,10 +38,9 @@ class Latest(Timeless):
         # The row has the table's old value, which is already in the state.
         if row.old:
             return
-        if state is not None:
-            if state.value is not None:
-                out.emit(row.key, state.value, row.time, old=True)
-            state.value, state.time = row.value, row.time
+        if self.retracts and state.value is not None:
+            out.emit(row.key, state.value, row.time, old=True)
+        state.value, state.time = row.value, row.time
         # Kafka Streams passes a tombstone on even if the key has no value.
         out.emit(row.key, row.value, row.time)
 
@@ -48,9 +48,8 @@ class Latest(Timeless):
         is_new = ~rows.is_old
         new, values = np.flatnonzero(is_new), rows.columns["value"]
         results = Results(new, values.take(pa.array(new)), rows.times[new])
-        if not self.retracts:
-            return results
-        results = self._with_old_values(results, states, rows)
+        if self.retracts:
+            results = self._with_old_values(results, states, rows)
         last = rows.last_of_keys(is_new)
         changed = np.flatnonzero(last >= 0)
         last_values, times = values.take(pa.array(last[changed])).to_pylist(), rows.times[last[changed]].tolist()
@@ -67,8 +66,8 @@ class Latest(Timeless):
         old_values = take_or(rows.columns["value"], previous, before, rows.key_numbers[new.rows])
         return with_old_values(new, old_values, validity(old_values))
 
-    def is_empty(self, state: LatestValue | None) -> bool:
-        return state is None or state.value is None
+    def is_empty(self, state: LatestValue) -> bool:
+        return state.value is None
 
 
 LATE = "late"

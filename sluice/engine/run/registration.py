@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.compatibility import IN_ANY_ORDER
-from sluice.plan import Job, PlannedOperator
-from sluice.plan.operator_parameters import Call, Latest, Process, TableLookup
+from sluice.plan import Job
+from sluice.plan.operator_parameters import Call, Process, TableLookup
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
@@ -72,7 +72,7 @@ def _operator_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
                 grace_ms=window.grace_ms if window else None,
                 retention_ms=operator.retention_ms,
                 value=types.stores[operator.store],
-                made=_definition(operator),
+                made=f"{operator.upstream_definition} > {operator.definition}",
             )
 
 
@@ -104,19 +104,12 @@ def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
         if isinstance(operator.action, Call | TableLookup):
             continue
         inputs = types.inputs[operator.number]
-        made = f"number {operator.number} > {_definition(operator)} > of {inputs}"
+        definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
+        made = f"number {operator.number} > {definition}"
         # A processor that becomes queryable needs a rebuild, because its
         # earlier changes were not published.
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made
-
-
-def _definition(operator: PlannedOperator) -> str:
-    """The steps that define the meaning of an operator's states and of its store."""
-    definition = f"{operator.upstream_definition} > {operator.definition}"
-    # A table has states only if a later step needs its old values. If a new step needs them, the
-    # table must be computed again.
-    return f"{definition} > with old values" if operator.retracts and operator.action == Latest() else definition
 
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:

@@ -25,9 +25,11 @@ from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.version_join import VersionedJoin
+from sluice.operators.latest_value import LatestValue
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress
+from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Replaced, State, StoredState
 from sluice.state.shard.shard import Shard
 
@@ -49,6 +51,12 @@ class BatchStates:
     def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
         """The states of keys. Omits keys that never had a state."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
+
+    def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
+        """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
+        rows = self.shard.rows_before(self.batch, [(group, key, NO_WINDOW, NO_WINDOW) for key in keys], self.epoch)
+        # A row of a store is an array of this one value.
+        return {key: value[1:-1] for _, key, _, _, value, _ in rows}
 
     def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
         """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""
@@ -282,21 +290,29 @@ class OperatorRun:
     def load(self, keys: Sequence[str]) -> None:
         """Load the states of the keys that are not loaded, in one read."""
         keys = [key for key in keys if key not in self.states]
-        has_states = self.operator.state_type is not None
-        stored_states = self._stored.read(self.spec.number, keys) if has_states else {}
+        loaded = self._states_in_store(keys) if self.spec.has_states_in_store else self._stored_states(keys)
         for key in keys:
-            stored = stored_states.get(key)
-            if stored is not None:
-                self._versions[key] = stored.version
-            if stored is None or stored.data is None:
-                state = self.states[key] = self.operator.new_state()
-            else:
-                state = self.states[key] = self._decode(stored.data)
+            state = loaded.get(key)
+            self.states[key] = state = self.operator.new_state() if state is None else state
             # A processor replaces entries, and never changes them in place, so copied dictionaries
             # still have the entries before the batch.
             if self.spec.queryable_stores:
                 assert isinstance(self.operator, Process)
                 self._entries_before[key] = [entries.copy() for entries in self.operator.entries(state)]
+
+    def _stored_states(self, keys: Sequence[str]) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for key, stored in self._stored.read(self.spec.number, keys).items():
+            self._versions[key] = stored.version
+            if stored.data is not None:
+                states[key] = self._decode(stored.data)
+        return states
+
+    def _states_in_store(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The states of a table, made from the rows of its store. Empty if no result depends on them."""
+        if not self.spec.plan.retracts:
+            return {}
+        return {key: LatestValue(value) for key, value in self._stored.read_store(self.spec.number, keys).items()}
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
@@ -544,6 +560,8 @@ class OperatorRun:
 
     def _states_to_store(self) -> Iterator[State]:
         """The states of the loaded keys, and the tombstones of emptied states."""
+        if self.spec.has_states_in_store:
+            return
         operator, number = self.operator, self.spec.number
         timed_by_clock = operator if isinstance(operator, Process | ExpiringTable) else None
         for key, state in self.states.items():

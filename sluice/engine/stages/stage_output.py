@@ -75,6 +75,14 @@ class StageOperator:
         return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
 
     @cached_property
+    def has_states_in_store(self) -> bool:
+        """Whether the operator is a table whose states are the rows of its store.
+
+        A windowed table has states of its own, because the store forgets windows after the retention.
+        """
+        return self.plan.action == plan.Latest() and self.plan.store is not None and not self.plan.by_window
+
+    @cached_property
     def queryable_stores(self) -> tuple[int, ...]:
         """The group numbers of a processor's stores that can be queried."""
         groups = [store.group_id for store in self.plan.stores.values()]
