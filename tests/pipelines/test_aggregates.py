@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -12,7 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from sluice import Decimal2, Pipeline, hopping, session, tumbling
+from sluice.sql.parsed_expression import parse
 from tests.pipelines.conftest import Drive
+from tests.unit.sql.spark_arguments import ACCEPTED, COLUMNS
+from tests.unit.sql.test_function_arguments import refusal
 
 
 class Sample(Struct):
@@ -202,3 +206,60 @@ def test_aggregates_are_added_up_beside_operators_whatever_the_batches(drive: Dr
     counts = driver.counts()
     assert (counts["read"], counts["applied"], counts["late/windows"], counts["late/means"]) == (7, 7, 2, 2)
     assert driver.dead_letters() == []
+
+
+class Place(Struct):
+    x: str
+
+
+class OfEachType(Struct):
+    key: str
+    text: str | None = None
+    whole: int | None = None
+    share: float | None = None
+    flag: bool | None = None
+    at: datetime | None = None
+    day: date | None = None
+    data: bytes | None = None
+    words: list[str] | None = None
+    sizes: dict[str, int] | None = None
+    place: Place | None = None
+
+
+TYPED = {name: name for name in OfEachType.__struct_fields__}
+TYPED |= {"small": "CAST(whole AS INT)", "amount": "CAST(whole AS DECIMAL(10, 2))", "counts": "array(whole)"}
+VALUES_OF_EACH_TYPE = [
+    OfEachType(
+        "a", "x", 3, 1.5, True, datetime(2024, 1, 1, tzinfo=UTC), date(2024, 1, 2), b"b", ["a"], {"z": 1}, Place("q")
+    ),
+    OfEachType("a"),
+    OfEachType(
+        "a", "y", 2, 0.5, False, datetime(2023, 1, 1, 1, tzinfo=UTC), date(2023, 1, 2), b"a", [], {}, Place("p")
+    ),
+]  # fmt: skip
+
+
+NOT_OF_TABLES = ("first", "last", "any_value", "approx", "percentile_approx", "bit_")
+"""The beginnings of the names of aggregates that cannot subtract the old value of a table's row."""
+
+
+def test_each_aggregate_of_each_type_is_refused_or_computed(drive: Drive) -> None:
+    expressions = ["top({}, 2)", "collect_sorted({})", "percentile({}, array(0.1, 0.9))"]
+    for of_spark in ACCEPTED.values():
+        expressions += [text for text in of_spark if parse(text.replace("{}", "text")).aggregates]
+    every = [text.replace("{}", column) for text in expressions for column in COLUMNS]
+    of_stream = {f"c{number}": text for number, text in enumerate(every) if not refusal(text)}
+    of_table = {name: text for name, text in of_stream.items() if not text.startswith(NOT_OF_TABLES)}
+    assert len(of_stream) > 300
+    pipeline = Pipeline("types", workers=1)
+    stream = pipeline.stream("stream", value=OfEachType).select(TYPED)
+    stream.group_by("key").aggregate(of_stream, store="of_stream")
+    table = pipeline.table("table", value=OfEachType).select(TYPED)
+    table.group_by("key").aggregate(of_table, store="of_table")
+    driver = drive(pipeline)
+    for number, value in enumerate(VALUES_OF_EACH_TYPE):
+        driver.pipe("stream", value, key="a", timestamp=number)
+        driver.pipe("table", value, key=f"{number}", timestamp=number)
+    assert driver.dead_letters() == []
+    computed, of_rows = driver.store("of_stream")["a"], driver.store("of_table")["a"]
+    assert {of_table[name]: of_rows[name] for name in of_table} == {of_table[name]: computed[name] for name in of_table}
