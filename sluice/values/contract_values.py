@@ -119,7 +119,10 @@ def with_time_texts(value: Any, zone: tzinfo | None = None) -> Any:
 def _time_text(time: datetime) -> str:
     if time.tzinfo is None:
         return time.isoformat(timespec="microseconds")
-    in_utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+    try:
+        in_utc = time if time.tzinfo is UTC else time.astimezone(UTC)
+    except OverflowError:  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
+        return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 

@@ -88,7 +88,7 @@ def of_aggregate(kind: Any, aggregate: Any) -> str | None:
         (Decimal2, Decimal("1.2300"), "1.2300"),
         (Decimal2 | None, Decimal("-0.01"), "-0.01"),
         (datetime, datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), '"9999-12-31T23:59:59.999999Z"'),
-        (datetime, datetime(1, 1, 1), '"0001-01-01T00:00:00"'),
+        (datetime, datetime(1, 1, 1), '"0001-01-01T00:00:00.000000Z"'),
         (int, 2**63 - 1, "9223372036854775807"),
     ],
 )  # fmt: skip
