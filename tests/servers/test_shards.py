@@ -15,7 +15,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.shard import Checksums, Journal, Shard
+from sluice.state.shard.shard import Checksums, Journal, RowCounts, Shard
 from tests.servers.hosts import Host
 
 REF = GenerationRef("orders", 1)
@@ -76,6 +76,7 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
             copy.verify_rows(1, sums)
             assert copy.scan(0, 1) == shard.scan(0, 1)
 
+        assert shard.row_counts() == RowCounts({0: 3, 1: 2}, {7: 2})
         assert shard.compact(1) == 3  # the first version of a, the window and its tombstone
         assert shard.scan(0, 1) == open_and_scan(moved)
         shard.seal()
