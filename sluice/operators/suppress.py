@@ -21,7 +21,7 @@ from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.record_metadata import Until
-from sluice.values.windows import Bounds
+from sluice.values.windows import Bounds, SlidingWindow
 
 NO_WINDOW: Bounds = (-1, -1)
 
@@ -183,6 +183,13 @@ class Suppress:
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
 
+    def send_replaced(self, state: WaitingUpdates, row: Row, closed: int, out: Output) -> None:
+        """Send the update that the row would replace, if it is due at the stream time `closed`."""
+        window = row.window or NO_WINDOW
+        waiting = state.get(window)
+        if waiting is not None and waiting.since <= last_closed_end(closed, self.wait_ms):
+            self._send(state, row.key, window, out)
+
     def release_due(self, state: WaitingUpdates) -> int | None:
         """Stream time at which the next update is due."""
         return self.due(state)
@@ -251,3 +258,12 @@ class Suppress:
         if self.retracts and waiting.old is not None:
             out.emit(key, waiting.old, waiting.time, window=bounds, old=True)
         out.emit(key, waiting.value, waiting.time, window=bounds)
+
+
+def sends_twice(operator: object, window: object) -> bool:
+    """Whether an operator may send two results of a window for one record.
+
+    It may if it sends the result of a sliding window in the last millisecond in which a record still changes it.
+    """
+    is_suppress = isinstance(operator, Suppress) and operator.until_close and not operator.is_final
+    return is_suppress and isinstance(window, SlidingWindow)

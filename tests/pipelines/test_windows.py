@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
-from sluice import Pipeline, hopping, session, tumbling
+from sluice import Pipeline, hopping, session, sliding, tumbling
 from sluice.errors import EngineError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
@@ -235,3 +235,18 @@ def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Dr
     # One window of the first 2,500, both of the second one and of 6,500, and one of 8,500.
     assert driver.counts()["late/n"] == 6
     assert [record.timestamp for record in driver.output("visits_late")] == [2_500, 6_500]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_record_that_closes_a_sliding_window_changes_it_after_its_first_result(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("twice", workers=1)
+    numbers = pipeline.stream("numbers", value=int).group_by_key().windowed_by(sliding("10 ms"))
+    numbers.aggregate(store="sums", n="sum(value)").suppress_until_window_closes().to("final")
+    driver = drive(pipeline)
+    for number, at in ((8, 5), (2, 8), (1, 10)):
+        driver.pipe("numbers", number, "a", timestamp=at)
+        if cut:
+            driver.commit()
+    # The last record first changes the window [6, 16], whose result closes the window [0, 10].
+    final = [(record.headers["window_start"], record.value["n"]) for record in driver.read("final")]
+    assert final == [("0", 10), ("0", 11)], "as in Kafka Streams"

@@ -43,7 +43,7 @@ from sluice.operators.aggregation.window_ranges import (
 )
 from sluice.operators.base import DEFAULT_OUTPUT
 from sluice.operators.lateness import closes_at
-from sluice.operators.suppress import Suppress, Waiting
+from sluice.operators.suppress import Suppress, Waiting, sends_twice
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
@@ -201,12 +201,20 @@ class ColumnAggregation:
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
         try:
-            aggregated = self._aggregate(table, _latest_before(batch), output)
+            aggregated = self._aggregate(table, self._closing_time(batch), output)
         except (TooManyWindowsError, NumbersTooLargeError):
             return batch
         is_left = np.ones(len(table), np.bool_)
         is_left[aggregated] = False
         return batch.where(is_left)
+
+    def _closing_time(self, batch: OperatorRows) -> Times:
+        """For each row, the stream time at which a window has closed too early for the row."""
+        before = _latest_before(batch)
+        if any(sends_twice(run.operator, self.window) for run in self.suppressing):
+            # The row itself may close a window that it changes.
+            return np.maximum(before, batch.stream_times["after"])
+        return before
 
     def _sends_headers(self, table: pa.Table) -> bool:
         """Whether results may have headers of records."""
