@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, insert, select, true, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select, true, update
 
 from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
@@ -29,6 +29,7 @@ from sluice.state.ledger.ledger_tables import (
     TIMES,
     WORKERS,
     current,
+    of_given_ref,
     of_ref,
     of_refs,
 )
@@ -40,6 +41,9 @@ from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerI
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 
+# Every run and every test driver registers a generation, so these statements are built only once.
+_REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
+_CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
     GENERATIONS,
     STORES,
@@ -88,7 +92,7 @@ class Generations(LedgerPart):
                 connection.execute(insert(PIPELINES), ref)
             for table, table_rows in rows.items():
                 # Every run registers its generation, so the rows may already exist.
-                connection.execute(delete(table).where(of_ref(table, info.ref)))
+                connection.execute(_REMOVE[table], ref)
                 values = [row | ref for row in table_rows]
                 if values:
                     connection.execute(insert(table), values)
@@ -339,7 +343,7 @@ def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
 
 
 def _current_number(connection: Connection, pipeline: str) -> int | None:
-    return connection.execute(select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == pipeline)).scalar()
+    return connection.execute(_CURRENT_NUMBER, {"pipeline": pipeline}).scalar()
 
 
 def _without_generation(row: RowMapping) -> dict[str, Any]:

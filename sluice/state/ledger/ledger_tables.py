@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    bindparam,
     false,
     select,
     tuple_,
@@ -365,6 +366,11 @@ SIZES = Table(
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
     """Condition that selects the rows of one generation."""
     return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
+
+
+def of_given_ref(table: Table) -> ColumnElement[bool]:
+    """The condition of `of_ref` for a statement that is built once. Its parameters are `pipeline` and `generation`."""
+    return and_(table.c.pipeline == bindparam("pipeline"), table.c.generation == bindparam("generation"))
 
 
 def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, or_, select, tuple_
+from sqlalchemy import Connection, RowMapping, Table, and_, bindparam, delete, exists, func, insert, or_, select, tuple_
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import DamagedState, StateError
@@ -19,7 +19,16 @@ from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
-from sluice.state.ledger.ledger_tables import AUDITS, HISTORY, PIPELINES, SNAPSHOTS, TIMES, current, of_ref
+from sluice.state.ledger.ledger_tables import (
+    AUDITS,
+    HISTORY,
+    PIPELINES,
+    SNAPSHOTS,
+    TIMES,
+    current,
+    of_given_ref,
+    of_ref,
+)
 from sluice.state.ledger.measurements import add_measurements, totals_of_batch
 from sluice.state.ledger.sources import note_last_records
 from sluice.state.model import GenerationRef, Snapshot
@@ -102,11 +111,10 @@ class Snapshots(LedgerPart):
         Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
         Raises DamagedState if the times are gone.
         """
-        statement = select(TIMES).where(of_ref(TIMES, ref), TIMES.c.batch < batch).order_by(TIMES.c.batch.desc())
-        rows = self._read(statement.limit(1))
-        if rows:
-            return msgspec.json.decode(rows[0]["times"], type=dict[str, int])
-        if self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch < batch).limit(1)):
+        (row,) = self._read(_TIMES_BEFORE, {**msgspec.structs.asdict(ref), "batch": batch})
+        if row["times"] is not None:
+            return msgspec.json.decode(row["times"], type=dict[str, int])
+        if row["has_snapshot"]:
             raise DamagedState(
                 f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} continues.",
                 next_step=f"Restore the ledger, or rebuild the state from the topics: sluice rebuild {ref.pipeline}.",
@@ -296,6 +304,25 @@ def _snapshot(row: RowMapping) -> Snapshot:
     values = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
     return Snapshot(**(dict(row) | values | {"published_at": datetime.fromisoformat(row["published_at"])}))
 
+
+def _before(table: Table) -> ColumnElement[bool]:
+    """Condition that selects a generation's rows of earlier batches.
+
+    Its parameters are those of `of_given_ref`, and `batch`.
+    """
+    return and_(of_given_ref(table), table.c.batch < bindparam("batch"))
+
+
+# Every batch begins with this query, so it is built only once.
+_TIMES_BEFORE = select(
+    select(TIMES.c.times)
+    .where(_before(TIMES))
+    .order_by(TIMES.c.batch.desc())
+    .limit(1)
+    .scalar_subquery()
+    .label("times"),
+    exists().where(_before(SNAPSHOTS)).label("has_snapshot"),
+)
 
 # Every server runs this query many times a second, so it is built only once.
 _LATEST = (

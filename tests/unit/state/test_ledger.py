@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine, delete, make_url
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from sluice.errors import LeaseError, NotFound, SettingsError, StateError
+from sluice.errors import DamagedState, LeaseError, NotFound, SettingsError, StateError
+from sluice.state.database import transaction
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.ledger_tables import TIMES
 from sluice.state.model import GenerationRef
 from tests.support.states import NOON, States, ledger_url, make_audit, make_snapshot
 
@@ -99,6 +101,20 @@ def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
         states.ledger.snapshots.publish(make_snapshot(batch, positions={"orders": {"0": offset, "2": 1}}))
     assert states.ledger.positions("orders") == {"orders": {0: 7, 2: 1}}
     assert states.ledger.positions("unknown") == {}
+
+
+def test_a_batch_continues_from_the_stream_times_of_the_batch_before(states: States) -> None:
+    snapshots = states.ledger.snapshots
+    assert snapshots.times_before(states.ref, 0) == {}
+    for batch in (0, 1):
+        assert snapshots.publish(make_snapshot(batch), times={"count/orders/0": batch})
+    times = [snapshots.times_before(states.ref, batch) for batch in range(3)]
+    assert times == [{}, {"count/orders/0": 0}, {"count/orders/0": 1}]
+    assert snapshots.times_before(GenerationRef("orders", 2), 2) == {}
+    with transaction(states.ledger.engine) as connection:
+        connection.execute(delete(TIMES))
+    with pytest.raises(DamagedState, match="lacks the stream times from which batch 2 of 'orders' continues"):
+        snapshots.times_before(states.ref, 2)
 
 
 def test_many_processes_open_a_new_ledger_at_once(empty_database: str) -> None:
