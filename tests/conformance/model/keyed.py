@@ -165,8 +165,9 @@ class ProcessValues(Stream):
             result = computed_here(expression)
             headers.append((name, None if result is None else text(result)))
         value = computed_here(node["value"]) if "value" in node else record.value
-        time = computed_here(node["ts"]) if "ts" in node else record.time
-        self.send(replace(record, value=value, time=time, headers=tuple(headers)))
+        time = computed_here(node["ts"]) if "ts" in node else None
+        # A time of null leaves the record's time as it is.
+        self.send(replace(record, value=value, time=record.time if time is None else time, headers=tuple(headers)))
 
 
 @dataclass(kw_only=True)
