@@ -80,6 +80,9 @@ class KeyedRows:
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
 
+NO_ROWS: Indices = np.array([], np.intp)
+
+
 @dataclass(frozen=True)
 class Results:
     """The results of an operator, in order."""
@@ -96,8 +99,12 @@ class Results:
     """The name of each result's output; None if all results go to the default output."""
     headers: pa.Array | None = None
     """The headers of each result, as JSON; None if each result has the headers of its row."""
+    windows: tuple[Times, Times] | None = None
+    """The start and the end of each result's window; None without windows."""
     dropped: Mapping[str, Indices] = field(default_factory=dict)
-    """Reason → the indices of the dropped rows."""
+    """Reason → the indices of the dropped rows. A row is late once for each window for which it is late."""
+    late: Indices = field(default_factory=lambda: NO_ROWS)
+    """The indices of the rows that are late for all of their windows."""
 
 
 S = TypeVar("S")

@@ -221,6 +221,30 @@ def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, k
     assert {key: value["n"] for key, value in driver.store("per_window").items()} == {("a", 0, 10): 1, ("a", 20, 30): 2}
 
 
+def test_a_function_gives_each_result_of_its_windows_whatever_the_batches(drive: Drive) -> None:
+    outputs = []
+    for records_per_batch in (1, 3, 9):
+        pipeline = Pipeline(f"sums_{records_per_batch}")
+        ticks = pipeline.stream("ticks", value=Tick).group_by_key()
+        windowed = ticks.windowed_by(hopping("10 ms", advance="5 ms", grace="2 ms"), late="late_ticks")
+        windowed.aggregate(int, lambda total, tick: total + tick.n, returns=int, store="sums").to_stream().to("sums")
+        driver = drive(pipeline)
+        for number, (key, at) in enumerate(
+            [("a", 1), ("b", 6), ("a", 12), ("b", 3), ("a", 7), ("a", 14), ("b", 30), ("a", 2), ("a", 21)]
+        ):
+            driver.pipe("ticks", {"n": 10**number}, key, timestamp=at, headers={"n": str(number)})
+            if (number + 1) % records_per_batch == 0:
+                driver.commit()
+        columns = driver.output("sums"), driver.output("late_ticks")
+        outputs.append([[(each.key, each.value, each.timestamp, each.headers) for each in of] for of in columns])
+    assert outputs[0] == outputs[1] == outputs[2]
+    sums, late = outputs[0]
+    assert [value for _, value, _, _ in sums] == [
+        1, 10, 10, 100, 100, 10100, 110100, 100100, 1000000, 1000000, 100000000,
+    ]  # fmt: skip
+    assert [value for _, value, _, _ in late] == [{"n": 1000}, {"n": 10000000}]
+
+
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Drive, in_order: bool) -> None:
     pipeline = Pipeline("late", workers=2)

@@ -367,12 +367,14 @@ class StageOutput:
         """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.columns["origin"].take(pa.array(dropped)))
+        if operator.late_sink is not None and len(results.late):
+            self._send_late_rows(operator.late_sink, rows_of, results.late)
         if not len(results.rows):
             return
         numbers = _numbers_within(results.rows)
         chosen = np.arange(len(results.rows))
         # The last result of a key is the last of its rows' results only if results have the keys of their rows.
-        if operator.number in self.only_stored and results.keys is None:
+        if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         causes, taken = pa.array(results.rows[chosen]), pa.array(chosen)
         keys = keyed.columns["key"].take(causes) if results.keys is None else results.keys.take(taken)
@@ -392,7 +394,19 @@ class StageOutput:
             columns[name] = rows_of.columns[name].take(causes)
         if results.headers is not None:
             columns["headers"] = results.headers.take(taken)
+        if results.windows is not None:
+            columns["window_start"], columns["window_end"] = (pa.array(bounds[chosen]) for bounds in results.windows)
         self._batches.append(rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL}))
+
+    def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
+        """Send the original values of rows to the topic for late records."""
+        chosen = pa.array(late)
+        columns = {
+            name: rows_of.columns[name].take(chosen) for name in ("key", "time", "headers", "sequence", "origin")
+        }
+        columns["value"] = rows_of.columns["foreign"].take(chosen)
+        columns["path"] = result_paths(rows_of.columns["path"].take(chosen), np.zeros(len(late), np.intp))
+        self._batches.append(rows(len(late), columns | {"target": sink, "before": BEFORE_ALL, "after": BEFORE_ALL}))
 
     def _count_rows(self, name: str, origins: pa.Array) -> None:
         if not len(origins):

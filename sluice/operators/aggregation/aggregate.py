@@ -8,9 +8,9 @@ A result's time is the largest time of its records.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
-from sluice.operators.aggregation.window_bounds import ends_of
+from sluice.operators.aggregation.window_bounds import bounds_of_all, ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
 from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError, Times, validity, with_old_values
@@ -174,7 +174,163 @@ class Aggregation(BaseAggregation):
         return not state
 
 
-class Aggregate(Timeless, Aggregation):
+@dataclass(frozen=True)
+class Additions:
+    """Values to add to windows, sorted by key and window, and then in the order of their rows."""
+
+    order: Indices
+    """For each addition, its place in the order of rows."""
+    rows: Indices
+    """The row of each addition."""
+    windows: WindowRanges
+    """The windows, with the ranges of their additions."""
+
+    @classmethod
+    def of(cls, rows: KeyedRows, added: Indices, starts: Times, ends: Times) -> Self:
+        """The additions of rows to windows with these bounds. `added` are the numbers of the rows, in order."""
+        keys = rows.key_numbers[added]
+        order = np.lexsort((starts, keys))
+        keys, starts, ends = keys[order], starts[order], ends[order]
+        begins = np.diff(keys, prepend=-1) != 0
+        begins[1:] |= np.diff(starts) != 0
+        first = np.flatnonzero(begins)
+        windows = WindowRanges(keys[first], starts[first], ends[first], first, np.append(first[1:], len(order)))
+        return cls(order, added[order], windows)
+
+
+class SpreadAggregation(Aggregation):
+    """An aggregation in which the windows of a record depend on no other record.
+
+    So the values of many keys and windows can be added at once, window by window.
+    """
+
+    def _takes_columns(self, rows: KeyedRows) -> bool:
+        """Whether the aggregation can process these rows at once."""
+        raise NotImplementedError
+
+    def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
+        """The values to add to windows, and the dropped and late rows, as results without values."""
+        raise NotImplementedError
+
+    def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
+        """Process all rows at once.
+
+        Returns None if the rows must be processed one by one. Raises RowFailedError if a function fails. The caller
+        then processes the rows one by one, and rejects only a row that fails.
+        """
+        if not self._takes_columns(rows):
+            return None
+        self.calculation.keep_changes()
+        try:
+            additions, dropped = self._additions(rows)
+            if not len(additions.rows):
+                return dropped
+            add = self._last_results if self.only_last else self._each_result
+            return replace(add(states, rows, additions), dropped=dropped.dropped, late=dropped.late)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise RowFailedError from error
+
+    def _each_result(self, states: Sequence[Windows], rows: KeyedRows, additions: Additions) -> Results:
+        """Add the values of each window, one after the other. Returns the result after each value."""
+        windows, event_times = additions.windows, rows.times[additions.rows].tolist()
+        texts = rows.columns["value"].take(pa.array(additions.rows)).to_pylist()
+        results: list[str | None] = []
+        times: list[int] = []
+        changed: list[tuple[int, Any]] = []
+        replaced: list[str | None] = []
+        begun: list[int] = []
+        for number, start, first, behind in windows.tuples():
+            stored = states[number].get(start)
+            time, aggregate = stored or (event_times[first], self.calculation.new_aggregate())
+            if self.retracts:
+                has_old = stored is not None or self.replaces_initial
+                replaced.append(self.calculation.result(aggregate) if has_old else None)
+                if stored is None:
+                    begun.append(first)
+            aggregate = self.calculation.add_all(rows.keys[number], aggregate, texts[first:behind], results)
+            if self.retracts:
+                replaced += results[first:-1]
+            times += islice(accumulate(event_times[first:behind], max, initial=time), 1, None)
+            changed.append((times[-1], aggregate))
+        self._set_windows(states, additions, changed)
+        # The results of a row follow each other, whatever windows they belong to.
+        in_order = np.argsort(additions.order)
+        bounds = (np.repeat(each, windows.behind - windows.first) for each in (windows.starts, windows.ends))
+        each = Results(
+            additions.rows[in_order],
+            pa.array(results, pa.string()).take(pa.array(in_order)),
+            np.array(times, np.int64)[in_order],
+            windows=self._bounds_of_results(*bounds, in_order),
+        )
+        return self._replacing(each, pa.array(replaced, pa.string()), begun) if self.retracts else each
+
+    def _replacing(self, new: Results, replaced: pa.Array, begun: Sequence[int]) -> Results:
+        """Results after the results that they replace. `begun`: the indices of the first results of new keys."""
+        is_sent = np.ones(len(new.rows), np.bool_)
+        if self.only_changes:
+            both_null = pc.and_(pc.is_null(new.values), pc.is_null(replaced))
+            is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), both_null))
+            is_sent[begun] = True
+        sent = pa.array(np.flatnonzero(is_sent))
+        changes = Results(new.rows[is_sent], new.values.take(sent), new.times[is_sent])
+        replaced = replaced.take(sent)
+        return replace(with_old_values(changes, replaced, validity(replaced)), dropped=new.dropped)
+
+    def _last_results(self, states: Sequence[Windows], rows: KeyedRows, additions: Additions) -> Results:
+        """Add the values of each window together. Returns the last result of each window."""
+        windows = additions.windows
+        latest = windows.over_ranges(np.maximum, rows.times[additions.rows]).tolist()
+        held = [states[number].get(start) for number, start, _, _ in windows.tuples()]
+        aggregates = self._added(rows, held, additions)
+        times: list[int] = []
+        for time, window in zip(latest, held, strict=True):
+            times.append(time if window is None else max(time, window[0]))
+        self._set_windows(states, additions, [*zip(times, aggregates, strict=True)])
+        last_rows = additions.rows[windows.behind - 1]
+        in_order = np.argsort(last_rows, kind="stable")
+        return Results(
+            last_rows[in_order],
+            pa.array(self.calculation.results(aggregates), pa.string()).take(pa.array(in_order)),
+            np.array(times, np.int64)[in_order],
+            # As the results of `send_last_results`, these results come from no single record.
+            headers=pa.nulls(len(windows), pa.string()),
+            windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
+        )
+
+    def _added(self, rows: KeyedRows, held: Sequence[tuple[int, Any] | None], additions: Additions) -> list[Any]:
+        """The aggregates of windows after their values have been added to the aggregates that they held."""
+        calculation, windows = self.calculation, additions.windows
+        values = rows.columns["value"].take(pa.array(additions.rows))
+        keys = [rows.keys[number] for number in windows.keys.tolist()]
+        functions = ColumnFunctions.of(calculation, in_order=True)
+        if functions is not None:
+            new = functions.aggregates(values, windows, additions.rows).aggregates(np.arange(len(windows)))
+            merged: list[Any] = []
+            for key, old, aggregate in zip(keys, held, new, strict=True):
+                merged.append(aggregate if old is None else functions.merge(key, old[1], aggregate))
+            return merged
+        texts, added = values.to_pylist(), list[Any]()
+        for key, old, (_, _, first, behind) in zip(keys, held, windows.tuples(), strict=True):
+            aggregate = calculation.new_aggregate() if old is None else old[1]
+            added.append(calculation.add_all(key, aggregate, texts[first:behind]))
+        return added
+
+    @staticmethod
+    def _set_windows(states: Sequence[Windows], additions: Additions, aggregates: Sequence[tuple[int, Any]]) -> None:
+        """Set the time and the aggregate of each window, in the order of the windows' first rows."""
+        windows = additions.windows
+        numbers, starts = windows.keys.tolist(), windows.starts.tolist()
+        for place in np.argsort(additions.rows[windows.first], kind="stable").tolist():
+            states[numbers[place]][starts[place]] = aggregates[place]
+
+    def _bounds_of_results(self, starts: Times, ends: Times, order: Indices) -> tuple[Times, Times] | None:
+        """The bounds of the results' windows, given those of the sorted additions; None without windows."""
+        return starts[order], ends[order]
+
+
+class Aggregate(Timeless, SpreadAggregation):
     """One aggregate per key of a stream.
 
     With a `history_ms`, the table is versioned: a record is late, and not added, if its result
@@ -202,100 +358,20 @@ class Aggregate(Timeless, Aggregation):
         else:
             self._add_to_window(state, 0, None, row, out)
 
-    def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
-        """Process all rows at once.
+    def _takes_columns(self, rows: KeyedRows) -> bool:
+        return self.history_ms is None
 
-        Returns None if the rows must be processed one by one. Raises RowFailedError if a function fails. The caller
-        then processes the rows one by one, and rejects only a row that fails.
-        """
-        if self.history_ms is not None:
-            return None
-        self.calculation.keep_changes()
-        try:
-            return self._last_results(states, rows) if self.only_last else self._each_result(states, rows)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise RowFailedError from error
-
-    def _each_result(self, states: Sequence[Windows], rows: KeyedRows) -> Results:
-        """Add all values, one after the other. Returns the result after each value."""
-        given, values, borders = _values(rows)
-        event_times, texts, begins = rows.times[given].tolist(), values.to_pylist(), borders.tolist()
-        results: list[str | None] = []
-        times: list[int] = []
-        replaced: list[str | None] = []
-        begun: list[int] = []
-        for key, state, begin, end in zip(rows.keys, states, begins[:-1], begins[1:], strict=True):
-            if begin == end:
-                continue
-            time, aggregate = state.get(0) or (event_times[begin], self.calculation.new_aggregate())
-            if self.retracts:
-                has_old = bool(state) or self.replaces_initial
-                replaced.append(self.calculation.result(aggregate) if has_old else None)
-                if not state:
-                    begun.append(len(results))
-            first = len(results)
-            aggregate = self.calculation.add_all(key, aggregate, texts[begin:end], results)
-            if self.retracts:
-                replaced += results[first:-1]
-            times += islice(accumulate(event_times[begin:end], max, initial=time), 1, None)
-            state[0] = times[-1], aggregate
-        each = _results(rows, given, results, np.array(times, np.int64))
-        return self._replacing(each, pa.array(replaced, each.values.type), begun) if self.retracts else each
-
-    def _replacing(self, new: Results, replaced: pa.Array, begun: Sequence[int]) -> Results:
-        """Results after the results that they replace. `begun`: the indices of the first results of new keys."""
-        is_sent = np.ones(len(new.rows), np.bool_)
-        if self.only_changes:
-            both_null = pc.and_(pc.is_null(new.values), pc.is_null(replaced))
-            is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), both_null))
-            is_sent[begun] = True
-        sent = pa.array(np.flatnonzero(is_sent))
-        changes = Results(new.rows[is_sent], new.values.take(sent), new.times[is_sent])
-        replaced = replaced.take(sent)
-        return replace(with_old_values(changes, replaced, validity(replaced)), dropped=new.dropped)
-
-    def _last_results(self, states: Sequence[Windows], rows: KeyedRows) -> Results:
-        """Add the values of each key together. Returns the last result of each key."""
-        given, values, borders = _values(rows)
-        with_values = np.flatnonzero(np.diff(borders))
-        if not len(with_values):
-            return _results(rows, given, [], rows.times[given])
+    def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
+        # Kafka Streams drops records without a value here.
+        given, nothing = np.flatnonzero(rows.has_value), np.array([], np.int64)
+        dropped = {"null_value": np.flatnonzero(~rows.has_value)}
         # Without windows, all records of a key count as one window, whose bounds do not matter.
-        bounds = np.zeros(len(with_values), np.int64)
-        windows = WindowRanges(with_values, bounds, bounds, borders[with_values], borders[with_values + 1])
-        latest = windows.over_ranges(np.maximum, rows.times[given])
-        numbers: list[int] = with_values.tolist()
-        keys = [rows.keys[number] for number in numbers]
-        held = [states[number].get(0) for number in numbers]
-        aggregates = self._added(keys, held, values, windows)
-        times: list[int] = []
-        for time, window in zip(latest.tolist(), held, strict=True):
-            times.append(time if window is None else max(time, window[0]))
-        for number, time, aggregate in zip(numbers, times, aggregates, strict=True):
-            states[number][0] = time, aggregate
-        last_rows = given[windows.behind - 1]
-        results = _results(rows, last_rows, self.calculation.results(aggregates), np.array(times, np.int64))
-        # As the results of `send_last_results`, these results come from no single record.
-        return replace(results, headers=pa.nulls(len(numbers), pa.string()))
+        bounds = np.zeros(len(given), np.int64)
+        no_results = Results(nothing, pa.array([], pa.string()), nothing, dropped=dropped)
+        return Additions.of(rows, given, bounds, bounds), no_results
 
-    def _added(
-        self, keys: Sequence[str], held: Sequence[tuple[int, Any] | None], values: pa.Array, windows: WindowRanges
-    ) -> list[Any]:
-        """The aggregates of keys after the values of their windows have been added to the aggregates that they held."""
-        calculation = self.calculation
-        functions = ColumnFunctions.of(calculation, in_order=True)
-        if functions is not None:
-            aggregates = functions.aggregates(values, windows, np.arange(len(values))).aggregates(np.arange(len(keys)))
-            pairs = zip(keys, held, aggregates, strict=True)
-            return [new if old is None else functions.merge(key, old[1], new) for key, old, new in pairs]
-        texts, added = values.to_pylist(), list[Any]()
-        ranges = zip(keys, held, windows.first.tolist(), windows.behind.tolist(), strict=True)
-        for key, old, first, behind in ranges:
-            aggregate = calculation.new_aggregate() if old is None else old[1]
-            added.append(calculation.add_all(key, aggregate, texts[first:behind]))
-        return added
+    def _bounds_of_results(self, starts: Times, ends: Times, order: Indices) -> None:
+        return None
 
     def _time_of(self, state: Windows, row: Row) -> int:
         """The time of the result that includes the row."""
@@ -307,18 +383,6 @@ class RowsAggregate(Aggregate):
 
     # As in Kafka Streams, the first result of a group of a table's rows has no old value.
     replaces_initial = False
-
-
-def _values(rows: KeyedRows) -> tuple[Indices, pa.Array, Indices]:
-    """The rows with a value, their values, and where the values of each key begin and end."""
-    # Kafka Streams drops records without a value from aggregates without windows.
-    given = np.flatnonzero(rows.has_value)
-    return given, rows.columns["value"].take(pa.array(given)), np.searchsorted(given, rows.starts)
-
-
-def _results(rows: KeyedRows, causes: Indices, values: Sequence[str | None], times: Times) -> Results:
-    texts = pa.array(values, rows.columns["value"].type)
-    return Results(causes, texts, times, dropped={"null_value": np.flatnonzero(~rows.has_value)})
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
@@ -533,7 +597,7 @@ class WindowAggregation(Aggregation):
             del state[start]
 
 
-class WindowedAggregate(WindowAggregation):
+class WindowedAggregate(WindowAggregation, SpreadAggregation):
     """One aggregate per key and window, for windows whose bounds depend only on time.
 
     Records with a null value are aggregated, too.
@@ -581,6 +645,26 @@ class WindowedAggregate(WindowAggregation):
             out.count("late", late)
             if late == len(windows):
                 out.send_late()
+
+    def _takes_columns(self, rows: KeyedRows) -> bool:
+        # Windows of several cogrouped streams may begin again (see `_last_forgotten_end`).
+        return not self.retracts and "left" not in rows.stream_times
+
+    def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
+        starts, ends, contain = bounds_of_all(self.window, rows.times)
+        # Kafka Streams judges each of the overlapping windows.
+        is_late = contain & (ends <= self.lateness.last_late_end(rows.stream_times["after"])[:, None])
+        is_open = contain & ~is_late
+        late, added = np.nonzero(is_late)[0], np.nonzero(is_open)[0]
+        nothing = np.array([], np.int64)
+        dropped = Results(
+            nothing,
+            pa.array([], pa.string()),
+            nothing,
+            dropped={"late": late},
+            late=np.flatnonzero(is_late.any(axis=1) & ~is_open.any(axis=1)),
+        )
+        return Additions.of(rows, added, starts[is_open], ends[is_open]), dropped
 
     def _last_forgotten_end(self, row: Row) -> int:
         """The latest end of a window that has been forgotten.

@@ -51,7 +51,9 @@ class Calculation(Protocol):
     def add(self, key: str, aggregate: Any, value: Any) -> Any:
         """Return the aggregate with the value added. May modify `aggregate`."""
 
-    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+    def add_all(
+        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+    ) -> Any:
         """Return the aggregate with the values of several rows added, one after the other.
 
         Appends the result after each value to `results`, if given. Raises the error that `add` or `result` would raise
@@ -170,9 +172,13 @@ class Functions:
         return tuple([add(part, argument) for add, part, argument in triples])
 
     def add_all(
-        self, key: str, aggregate: tuple[Any, ...], values: Sequence[str], results: list[str | None] | None = None
+        self,
+        key: str,
+        aggregate: tuple[Any, ...],
+        values: Sequence[str | None],
+        results: list[str | None] | None = None,
     ) -> tuple[Any, ...]:
-        for arguments in map(self._arguments, values):
+        for arguments in map(self.read, values):
             aggregate = self.add(key, aggregate, arguments)
             if results is None:
                 self.check(aggregate)
@@ -311,10 +317,14 @@ class Custom:
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
 
-    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+    def add_all(
+        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+    ) -> Any:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = declared.is_plain, declared.copy_plain
-        for value in map(self._decode, values):
+        # Only windows aggregate rows without a value.
+        decode = self.read if None in values else self._decode
+        for value in map(decode, values):
             if aggregate is None:
                 aggregate = self.add(key, None, value)
             else:
@@ -408,14 +418,16 @@ class Batched(Custom):
     """
 
     @override
-    def read(self, value: str | None) -> Any:
-        return None if value is None else [self._decode(value)]
+    def read(self, value: str | None) -> list[Any]:
+        return [super().read(value)]
 
     @override
-    def add_all(self, key: str, aggregate: Any, values: Sequence[str], results: list[str | None] | None = None) -> Any:
+    def add_all(
+        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+    ) -> Any:
         size = _MOST_VALUES if results is None else 1
         for first in range(0, len(values), size):
-            several = [*map(self._decode, values[first : first + size])]
+            several = [*map(super().read, values[first : first + size])]
             aggregate = self.add(key, aggregate, several)
             if results is not None:
                 results.append(self.result(aggregate))

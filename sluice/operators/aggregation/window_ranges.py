@@ -6,6 +6,7 @@ finds the windows of all keys together, with the same bounds as the operators th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -78,6 +79,11 @@ class WindowRanges:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def tuples(self) -> Iterator[tuple[int, int, int, int]]:
+        """The number of the key, the start, `first` and `behind` of each window."""
+        columns = (column.tolist() for column in (self.keys, self.starts, self.first, self.behind))
+        return zip(*columns, strict=True)
 
     def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
         """Combine the values of each window's records."""

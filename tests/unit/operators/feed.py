@@ -162,24 +162,25 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
     ran = Ran()
     before, after, closed, latest_of_sides = stream_times(operator, rows, False)
     times = {"before": before, "after": after}
-    times |= {"left": [left for left, _ in latest_of_sides], "right": [right for _, right in latest_of_sides]}
+    latest = {"left": [left for left, _ in latest_of_sides], "right": [right for _, right in latest_of_sides]}
     first = 0
     for end in sorted({*cuts, len(rows)} & {*range(1, len(rows) + 1)}):
         for number in range(first, end):
             if rows[number].key is None:
-                _process(operator, operator.new_state(), rows[number], number, times, ran)
+                _process(operator, operator.new_state(), rows[number], number, times | latest, ran)
         keyed = sorted((each.key, number) for number, each in enumerate(rows[first:end], first) if each.key is not None)
         numbers = [number for _, number in keyed]
         keys = sorted({key for key, _ in keyed})
         states = _states(operator, keys, ran)
         if keys:
             try:
-                results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, times))
+                of_columns = times | latest if isinstance(operator, StreamJoin) else times
+                results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, of_columns))
             except RowFailedError:
                 states, results = _states(operator, keys, ran), None
             if results is None:
                 for key, number in keyed:
-                    _process(operator, states[keys.index(key)], rows[number], number, times, ran)
+                    _process(operator, states[keys.index(key)], rows[number], number, times | latest, ran)
             else:
                 _add(results, [rows[number] for number in numbers], ran)
         ran.states |= {key: encode_state(state) for key, state in zip(keys, states, strict=True)}
@@ -239,8 +240,13 @@ def _add(results: Results, rows: Sequence[Given], ran: Ran) -> None:
     if results.headers is not None:
         headers = results.headers.to_pylist()
     values, times = results.values.to_pylist(), results.times.tolist()
-    for key, value, time, old, to, ran.headers in zip(keys, values, times, olds, outputs, headers, strict=True):
-        ran.emit(key, value, time, old=old, to=to)
+    windows: list[Bounds | None] = [None] * len(keys)
+    if results.windows is not None:
+        windows = [*zip(*(bounds.tolist() for bounds in results.windows), strict=True)]
+    columns = zip(keys, values, times, windows, olds, outputs, headers, strict=True)
+    for key, value, time, window, old, to, ran.headers in columns:
+        ran.emit(key, value, time, window=window, old=old, to=to)
+    ran.late += [rows[row].headers for row in results.late.tolist()]
     for reason, dropped in results.dropped.items():
         ran.count(reason, len(dropped))
 
