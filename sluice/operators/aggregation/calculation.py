@@ -323,7 +323,7 @@ class Custom:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = declared.is_plain, declared.copy_plain
         # Only windows aggregate rows without a value.
-        decode = self.read if None in values else self._decode
+        decode: Callable[[Any], Any] = self.read if None in values else self._decode
         for value in map(decode, values):
             if aggregate is None:
                 aggregate = self.add(key, None, value)
