@@ -257,12 +257,12 @@ class SpreadAggregation(Aggregation):
         self._set_windows(states, additions, changed)
         # The results of a row follow each other, whatever windows they belong to.
         in_order = np.argsort(additions.order)
-        bounds = (np.repeat(each, windows.behind - windows.first) for each in (windows.starts, windows.ends))
+        starts, ends = (np.repeat(each, windows.behind - windows.first) for each in (windows.starts, windows.ends))
         each = Results(
             additions.rows[in_order],
             pa.array(results, pa.string()).take(pa.array(in_order)),
             np.array(times, np.int64)[in_order],
-            windows=self._bounds_of_results(*bounds, in_order),
+            windows=self._bounds_of_results(starts, ends, in_order),
         )
         return self._replacing(each, pa.array(replaced, pa.string()), begun) if self.retracts else each
 
