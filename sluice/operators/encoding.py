@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -259,8 +259,8 @@ def _encode_fields(value: Any) -> bytes:
 
 
 def _encode_times(value: Any) -> bytes:
-    """Encode as JSON in which times look as SQL writes them. Times without a zone are in UTC."""
-    return _encode_json(with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal)), UTC))
+    """Encode as JSON in which times look as SQL writes them."""
+    return _encode_json(with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal))))
 
 
 def _encode_hook(value: Any) -> Any:

@@ -108,21 +108,21 @@ def with_sorted_sets(value: Any) -> Any:
     return _replaced(value, (set, frozenset), lambda items: sorted_items(map(with_sorted_sets, items)))
 
 
-def with_time_texts(value: Any, zone: tzinfo | None = None) -> Any:
+def with_time_texts(value: Any) -> Any:
     """A copy of the value, with each time as the text that SQL writes in JSON; the value itself if it contains no time.
 
-    `zone` is the zone of times without a zone; if it is None, their texts have no zone.
+    Times without a zone are in UTC.
     """
-    return _replaced(value, (datetime,), lambda time: _time_text(time if time.tzinfo else time.replace(tzinfo=zone)))
+    return _replaced(value, (datetime,), _time_text)
 
 
 def _time_text(time: datetime) -> str:
-    if time.tzinfo is None:
-        return time.isoformat(timespec="microseconds")
-    try:
-        in_utc = time if time.tzinfo is UTC else time.astimezone(UTC)
-    except OverflowError:  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
-        return time.isoformat(timespec="microseconds")
+    in_utc = time
+    if time.tzinfo not in (None, UTC):
+        try:
+            in_utc = time.astimezone(UTC)
+        except OverflowError:  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
+            return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 

@@ -169,12 +169,12 @@ def test_a_processors_store_can_be_queried(drive: Drive) -> None:
     pay(driver, "1", 10.5, key="ann", at=0)
     pay(driver, "2", 1, key="bob", at=6)
     assert driver.store("sums") == {"ann": {"total": 10.5}, "bob": {"total": 1}}
-    assert driver.store("seen")["ann"] == {"last": "1970-01-01T00:00:00.000000"}
+    assert driver.store("seen")["ann"] == {"last": "1970-01-01T00:00:00.000000Z"}
 
     pay(driver, "3", 0.25, key="ann", at=30)
     assert driver.store("sums") == {"ann": {"total": 10.75}, "bob": {"total": 1}}
     pay(driver, "4", 2, key="cid", at=200)
-    assert driver.store("seen") == {"cid": {"last": "1970-01-01T00:03:20.000000"}}, (
+    assert driver.store("seen") == {"cid": {"last": "1970-01-01T00:03:20.000000Z"}}, (
         "the other entries have expired after two minutes"
     )
     assert driver.store("sums").keys() == {"ann", "bob", "cid"}
