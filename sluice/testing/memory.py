@@ -17,6 +17,6 @@ def memory_folder() -> str | None:
     """
     if "TMPDIR" in os.environ or not os.access(_FOLDER, os.W_OK):
         return None
-    system = os.statvfs(_FOLDER)
-    has_room = system.f_bavail * system.f_frsize >= _ROOM
-    return str(_FOLDER) if has_room and not system.f_flag & os.ST_NOEXEC else None
+    disk = os.statvfs(_FOLDER)
+    has_room = disk.f_bavail * disk.f_frsize >= _ROOM
+    return str(_FOLDER) if has_room and not disk.f_flag & os.ST_NOEXEC else None
