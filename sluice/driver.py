@@ -1,4 +1,7 @@
-"""The program that spark-submit starts: `driver.py PIPELINE` runs a pipeline until it has read everything."""
+"""The driver's program: `driver.py PIPELINE` runs a pipeline until it has read everything.
+
+spark-submit starts this program. `sluice run` starts `commands/driver_with_jvm.py`, which calls `main`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from sluice.values.replay_span import EVERYTHING, Span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sluice.engine.starting_jvm import StartingJvm
+
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
 REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
 FROM, UNTIL = "--from=", "--until="
@@ -28,8 +33,11 @@ EXPLAIN = "--explain"
 _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
 
 
-def main(arguments: list[str]) -> int:
-    """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status."""
+def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
+    """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status.
+
+    `jvm` is None if the JVM has started this program, so that PySpark can connect to the JVM.
+    """
     points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
     options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
     names = [argument for argument in arguments if not argument.startswith("-")]
@@ -56,10 +64,21 @@ def main(arguments: list[str]) -> int:
                 # Other imports run at that moment, so the import would take twice as long, and the
                 # JVM would wait for it.
                 importlib.import_module("pyspark.testing.utils")
+
+            def start_session() -> SparkSession:
+                if jvm is not None:
+                    jvm.connect()
+                return session(settings(), f"sluice {names[0]}")
+
+            def warm_up() -> None:
+                if jvm is not None:
+                    jvm.connect()
+                start_workers(context(settings(), f"sluice {names[0]}"))
+
             # Starting the session and the first Python worker takes seconds.
             # Meanwhile, this thread imports and plans.
-            spark = background.submit(session, settings(), f"sluice {names[0]}")
-            warm = background.submit(lambda: start_workers(context(settings(), f"sluice {names[0]}")))
+            spark = background.submit(start_session)
+            warm = background.submit(warm_up)
             with jvm_errors(), stopped(spark, warm):
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])

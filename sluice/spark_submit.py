@@ -1,5 +1,8 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
+Airflow's operator runs the command, which starts Spark's JVM, which starts the driver. `sluice run` starts the driver,
+which starts the JVM with the same options, because both can then start side by side.
+
 A small run spends most of its time loading Java classes. The driver's JVM therefore reads an archive of loaded classes,
 which the first run writes next to the jars (`provision/class_archive.py`), and uses only its fast compiler (C1). If a
 run has many records to read, its JVM also uses the optimizing compiler.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +35,7 @@ from sluice.provision.machine_checks import LOOPBACK
 from sluice.settings import Settings
 
 _PACKAGE = Path(__file__).parent
+_DRIVER_WITH_JVM = _PACKAGE / "commands" / "driver_with_jvm.py"
 _ENGINE = _PACKAGE / "engine"
 APPLICATION = _PACKAGE / "driver.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
@@ -71,6 +76,8 @@ CODE = "sluice.zip"
 FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of the file that a driver makes after it has done everything."""
 UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
+CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+"""The environment variable with the path of the file in which a JVM that a driver starts writes how to connect."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 
@@ -93,6 +100,8 @@ class Submission:
     """Whether the run also writes the archive of Java classes."""
     finished: Path | None = None
     """The file that a driver makes after it has done everything; None if the command is not a driver."""
+    connection: Path | None = None
+    """The file in which a JVM that the driver starts writes how to connect; None if the command is not a driver."""
 
     @property
     def is_finished(self) -> bool:
@@ -102,19 +111,41 @@ class Submission:
     @property
     def command(self) -> list[str]:
         """The command line; spark-submit comes from this Python's pyspark."""
+        spark_submit = str(Path(sys.executable).parent / "spark-submit")
+        return [spark_submit, *self._options, self.application, *self.arguments]
+
+    @property
+    def driver_command(self) -> list[str]:
+        """The command line of a driver that starts the JVM, with the variables of `driver_environment`."""
+        return [sys.executable, str(_DRIVER_WITH_JVM), *self.arguments]
+
+    @property
+    def driver_environment(self) -> dict[str, str]:
+        """The environment variables of a driver that starts the JVM."""
+        return {
+            **self.environment,
+            CONNECTION: str(self.connection or ""),
+            "PYSPARK_SUBMIT_ARGS": shlex.join([*self._options, "pyspark-shell"]),
+            # spark-submit sets these two variables for the driver that it starts.
+            "PYTHONHASHSEED": "0",
+            "PYTHONUNBUFFERED": "YES",
+        }
+
+    @property
+    def _options(self) -> list[str]:
         options = {
             "--master": self.master,
             "--jars": self.jars,
             "--files": self.files,
             "--driver-class-path": self.driver_class_path,
         }
-        words = [str(Path(sys.executable).parent / "spark-submit")]
+        words: list[str] = []
         for option, value in options.items():
             if value:
                 words += [option, value]
         for name, value in self.conf.items():
             words += ["--conf", f"{name}={value}"]
-        return [*words, self.application, *self.arguments]
+        return words
 
     def for_backlog(self, records: int) -> Submission:
         """The same command, with the JVM's optimizing compiler too if the run has many records to read."""
@@ -125,19 +156,19 @@ class Submission:
         return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
 
     def run(self, patience_s: float = 5.0) -> int:
-        """Run the command and return its status. A driver that ends with 0 before it has done everything counts as 1.
+        """Run the driver and return its status. A driver that ends with 0 before it has done everything counts as 1.
 
         Java's warning about incubator modules is filtered out.
 
-        If this process gets SIGINT, SIGTERM or SIGHUP, end the command and all processes that it has started, and raise
+        If this process gets SIGINT, SIGTERM or SIGHUP, end the driver and all processes that it has started, and raise
         Interrupted. Processes that still run after `patience_s` get SIGKILL.
         """
         if self.is_first:
             sys.stderr.write(FIRST_RUN)
-        environment = os.environ | self.environment
+        environment = os.environ | self.driver_environment
         with _interruptible() as begin:
             process = subprocess.Popen(
-                self.command,
+                self.driver_command,
                 env=environment,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -156,7 +187,7 @@ class Submission:
                     # Imported only here, because the import takes 15 ms.
                     from sluice.support import processes
 
-                    # The processes are listed before the command ends: after its end, the processes
+                    # The processes are listed before the driver ends: after its end, the processes
                     # that it has started cannot be found any more.
                     started = processes.with_descendants(process.pid)
                     processes.end(
@@ -251,6 +282,7 @@ def submission(
             },
             is_first=archive.startswith(WRITE_OPTION),
             finished=folder / "finished",
+            connection=folder / "connection",
         )
         if is_local(master):
             # Binds the driver's ports to this machine only.

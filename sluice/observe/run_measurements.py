@@ -48,11 +48,13 @@ def _add(configuration: Settings, pipeline: str, outcome: str, ready: list[float
 
 
 def _processes() -> list[psutil.Process]:
-    """The processes of the run: spark-submit's JVM, which is this process's parent, and all that it has started."""
+    """The processes of the run: Spark's JVM, this process, and all processes that they have started."""
     import psutil
 
     own = psutil.Process()
     with suppress(psutil.Error):
+        # If spark-submit has started this process, the JVM is its parent. Otherwise this process has
+        # started the JVM.
         parent = own.parent()
         root = parent if parent is not None and parent.name() == "java" else own
         return [root, *root.children(recursive=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
 from sluice.spark_submit import (
     APPLICATION,
+    CONNECTION,
     Submission,
     is_local,
     package_archive,
@@ -46,6 +48,20 @@ def test_empty_options_are_omitted() -> None:
     local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", conf={"spark.a": "b"}).command
     assert local[3:7] == ["--driver-class-path", "jars/*", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
+
+
+def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(configuration: Settings) -> None:
+    """Only the last argument differs: the JVM starts no driver, but waits for its connection."""
+    with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
+        variables = submitted.driver_environment
+        of_driver = shlex.split(variables["PYSPARK_SUBMIT_ARGS"])
+        assert [*of_driver[:-1], str(APPLICATION), "orders"] == submitted.command[1:]
+        assert of_driver[-1] == "pyspark-shell"
+        assert submitted.driver_command[-1] == "orders"
+        assert not Path(variables[CONNECTION]).exists()
+        assert Path(variables[CONNECTION]).parent.is_dir()
+        # Sets of text have the same order in every driver, whoever has started it.
+        assert variables["PYTHONHASHSEED"] == "0"
 
 
 def test_a_filter_of_standard_error_drops_only_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
@@ -138,13 +154,13 @@ def test_the_deploy_mode_cluster_is_refused(configuration: Settings) -> None:
 
 @dataclass(frozen=True)
 class Program(Submission):
-    """A fake program in place of spark-submit."""
+    """A fake program in place of the driver."""
 
     program: str = PROGRAM
 
     @property
     @override
-    def command(self) -> list[str]:
+    def driver_command(self) -> list[str]:
         return [sys.executable, "-c", self.program]
 
 
