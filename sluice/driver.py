@@ -119,7 +119,6 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     with importing():
         import structlog
 
-        from sluice.engine.read.java_settings import java_settings
         from sluice.engine.session import jvm_errors
         from sluice.kafka.brokers import require_brokers
         from sluice.observe.run_measurements import measured_run
@@ -140,7 +139,6 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         planned = load_plan(configuration.pipelines, name)
         print(explain(planned), flush=True)
         # Errors in Kafka's settings are raised here, before the run reads anything.
-        java_settings(configuration.kafka)
         require_brokers(configuration.kafka)
 
         def plan_without(names: Collection[str]) -> Job:

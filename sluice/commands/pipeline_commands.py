@@ -38,9 +38,9 @@ def check(
     pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
 ) -> None:
     """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records."""
-    from sluice.engine.read.java_settings import java_settings
     from sluice.engine.run.pipeline_check import Findings
     from sluice.engine.run.pipeline_check import check as check_with_spark
+    from sluice.kafka.brokers import silent_admin
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 
@@ -67,8 +67,8 @@ def check(
         if not pipeline:
             errors += _check_routes()
     try:
-        # Kafka's settings are translated for Spark, as in a run, which ends if a setting has no translation.
-        java_settings(settings().kafka)
+        # The client refuses unknown and invalid settings, and files that it cannot read.
+        silent_admin(settings().kafka)
     except SettingsError as error:
         errors.append(error)
     for mistake in errors:

@@ -45,13 +45,6 @@ DEFAULTS = {
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
     "spark.ui.retainedTasks": "1000",
-    # By default, Spark keeps a query's Kafka consumers, and the records that they have read ahead, for
-    # five minutes, although the next query cannot use them. A run that lingers would hold all records
-    # of the last five minutes in memory.
-    "spark.kafka.consumer.cache.timeout": "1s",
-    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
-    "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
     # The files of a query's shuffles are deleted when the JVM has collected the query as
     # garbage. Spark asks for a full collection, by default only every 30 minutes, and a run
     # that lingers may cause no earlier collection.
@@ -60,9 +53,6 @@ DEFAULTS = {
     # thread ends after an idle minute.
     "spark.sql.shuffleExchange.maxThreadThreshold": "32",
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
-    # Spark hides the values of settings that match: by default secrets, and here also the settings
-    # with which its Kafka reader gets the log-in, the client's key and the certificates.
-    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|keystore|jaas|truststore",
     # The checkpoint is in local files. By default, Spark starts the program `readlink` four times
     # to rename a file, 24 times per batch.
     "spark.sql.streaming.checkpointFileManagerClass": (

@@ -2,8 +2,8 @@
 
 Meanwhile, readers use the old generation. The rebuild reads the topics up to the old generation's
 last snapshot. It writes no output, because the old generation has written it already. Then the new
-generation is promoted, and the next run continues from it. A rebuild repairs a lost checkpoint and
-lost or damaged shards, and applies changes of the pipeline to its whole history.
+generation is promoted, and the next run continues from it. A rebuild repairs lost or damaged shards,
+and applies changes of the pipeline to its whole history.
 """
 
 from __future__ import annotations

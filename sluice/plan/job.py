@@ -80,19 +80,10 @@ class Job:
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
+        streams = [source.topic for source in self.streams]
+        tables = [table.source.topic for table in self.tables]
         # The topic of a global table can occur twice: both the table's store and operators read it.
-        return tuple(dict.fromkeys(chain.from_iterable(self.topics_of_sources)))
-
-    @property
-    def topics_of_sources(self) -> tuple[tuple[str, ...], ...]:
-        """The topics of each Kafka source of the query.
-
-        One source reads the topics of all streams. If there are global tables, a second source
-        reads their topics.
-        """
-        streams = tuple(source.topic for source in self.streams)
-        tables = tuple(table.source.topic for table in self.tables)
-        return (streams, tables) if tables else (streams,)
+        return tuple(dict.fromkeys([*streams, *tables]))
 
     @property
     def topics_by_source(self) -> dict[int, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
@@ -46,8 +47,11 @@ class PipedInput:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str]) -> DataFrame:
-        """The topics' records as a streaming DataFrame. Each call of `add` is one batch."""
+    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the topics' records, as a streaming DataFrame.
+
+        Each call of `add` is one batch.
+        """
         if self._stream is None:
             memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
             strings = self._class("org.apache.spark.sql.Encoders").STRING()
@@ -55,7 +59,7 @@ class PipedInput:
         frame = DataFrame(self._stream.toDF(), self._spark)
         frame = frame.selectExpr(f"from_json(value, '{_RECORD}') AS r")
         names = ", ".join(f"'{topic}'" for topic in topics)
-        return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
+        return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS).mapInArrow(Chain((task,)).__call__, columns)
 
     def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as a JSON object of its columns."""

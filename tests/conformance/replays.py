@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, Self, cast, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.output_writer import Destinations
@@ -113,11 +114,12 @@ class FileInput:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str]) -> DataFrame:
-        """The records of these topics."""
-        columns = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
-        frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, columns)
-        return frame.where(f"topic IN ({', '.join(map(repr, topics))})")
+    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the records of these topics."""
+        record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
+        frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, record)
+        of_topics = frame.where(f"topic IN ({', '.join(map(repr, topics))})")
+        return of_topics.mapInArrow(Chain((task,)).__call__, columns)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

@@ -1,10 +1,9 @@
-"""Spark reads a topic with the security settings that librdkafka uses, from a real broker with TLS."""
+"""Tasks read a topic with Kafka's security settings, from a real broker with TLS."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialAlteration,
     UserScramCredentialUpsertion,
 )
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 
-from sluice.engine.read.java_settings import java_settings
-from sluice.engine.read.kafka_input import KafkaInput
-from sluice.engine.session import DEFAULTS
-from sluice.errors import BrokersUnreachable, SettingsError
+from sluice.engine.batch.batch_start import Range
+from sluice.engine.read import kafka_records
+from sluice.engine.read.kafka_records import read_ranges, with_certificates
+from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka.brokers import require_brokers
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
@@ -110,35 +107,27 @@ def _by_password(port: int, folder: Path, **changed: str) -> dict[str, str]:
     } | changes  # fmt: skip
 
 
-def _read(spark: SparkSession, kafka: dict[str, str], folder: Path) -> int:
-    query = (
-        KafkaInput(spark, kafka).read(["sales"]).writeStream.format("noop")
-        .option("checkpointLocation", str(folder)).trigger(availableNow=True).start()
-    )  # fmt: skip
-    query.awaitTermination()
-    progress = query.lastProgress
-    assert progress is not None
-    for file in (file for file in folder.rglob("*") if file.is_file()):
-        assert b"slash" not in file.read_bytes(), f"{file} contains the password"
-    return int(progress["numInputRows"])
+def _read(kafka: dict[str, str]) -> int:
+    """Read the topic as a task on another host does, which has no copies of the driver's files."""
+    settings = with_certificates(kafka)
+    assert not any(name.endswith(".location") for name in settings)
+    return sum(batch.num_rows for batch in read_ranges(settings, [Range("sales", 0, 0, 1)]))
 
 
-def test_spark_reads_with_a_password_over_tls(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path) -> None:
+def test_a_task_reads_with_a_password_over_tls(ports: Ports, folder: Path) -> None:
     kafka = _by_password(ports.password, folder)
     require_brokers(kafka)
-    assert _read(spark, kafka, tmp_path) == 1
+    assert _read(kafka) == 1
 
 
 @pytest.mark.parametrize("bits", ["256", "512"])
-def test_spark_reads_with_scram(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path, bits: str) -> None:
+def test_a_task_reads_with_scram(ports: Ports, folder: Path, bits: str) -> None:
     kafka = _by_password(ports.password, folder, sasl_mechanism=f"SCRAM-SHA-{bits}", sasl_username=f"user{bits}")
     require_brokers(kafka)
-    assert _read(spark, kafka, tmp_path) == 1
+    assert _read(kafka) == 1
 
 
-def test_both_clients_refuse_a_certificate_for_another_host(
-    spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path
-) -> None:
+def test_a_certificate_for_another_host_is_refused(ports: Ports, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{ports.elsewhere}"
     kafka = {
         "bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(folder / "elsewhere.crt")
@@ -146,15 +135,16 @@ def test_both_clients_refuse_a_certificate_for_another_host(
     with pytest.raises(BrokersUnreachable, match=f"the certificate of {address} cannot be verified") as refused:
         require_brokers(kafka)
     assert "ssl.endpoint.identification.algorithm=none" in refused.value.next_step
-    with pytest.raises(StreamingQueryException, match="SSL handshake failed"):
-        _read(spark, kafka, tmp_path / "refused")
+    monkeypatch.setattr(kafka_records, "_LONGEST_WAIT_S", 2.0)
+    with pytest.raises(EngineError, match=r"no answer for 2 s \(.*SSL handshake failed"):
+        _read(kafka)
 
     unchecked = kafka | {"ssl.endpoint.identification.algorithm": "none"}
     require_brokers(unchecked)
-    assert _read(spark, unchecked, tmp_path / "read") == 1
+    assert _read(unchecked) == 1
 
 
-def test_spark_reads_with_a_client_certificate(spark: SparkSession, ports: Ports, folder: Path, tmp_path: Path) -> None:
+def test_a_task_reads_with_a_client_certificate(ports: Ports, folder: Path) -> None:
     kafka = {
         "bootstrap.servers": f"127.0.0.1:{ports.certificate}",
         "security.protocol": "SSL",
@@ -163,7 +153,7 @@ def test_spark_reads_with_a_client_certificate(spark: SparkSession, ports: Ports
         "ssl.key.location": str(folder / "client.key"),
     }
     require_brokers(kafka)
-    assert _read(spark, kafka, tmp_path) == 1
+    assert _read(kafka) == 1
 
 
 PIPELINE = """from sluice import Pipeline
@@ -210,29 +200,3 @@ def test_a_refused_log_in_is_reported_soon(ports: Ports, folder: Path, changed: 
     assert time.monotonic() - start < 10
     assert "sasl.password" in str(error.value) or "ssl.ca.location" in str(error.value)
     assert PASSWORD not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("kafka", "message"),
-    [
-        ({**LOGIN}, "sasl.password"),
-        ({**LOGIN, "sasl.password": "hush", "sasl.mechanism": "GSSAPI"}, "GSSAPI"),
-        ({"security.protocol": "ssl", "ssl.crl.location": "x"}, "ssl.crl.location"),
-        ({"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"}, "enable.ssl"),
-        ({"security.protocol": "ssl", "ssl.ca.location": f"{os.sep}missing.crt"}, "No such file"),
-        ({"security.protocol": "ssl", "ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----"}, "PKCS #8"),
-        ({"security.protocol": "ssl", "ssl.certificate.pem": "x"}, "has no key"),
-    ],
-)
-def test_what_java_cannot_use_is_an_error(kafka: dict[str, str], message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as error:
-        java_settings(kafka)
-    assert "hush" not in str(error.value)
-    assert error.value.next_step
-
-
-@pytest.mark.parametrize(
-    "name", ["sasl.jaas.config", "ssl.keystore.key", "ssl.key.password", "ssl.truststore.certificates"]
-)
-def test_spark_hides_the_secrets_in_its_plans(name: str) -> None:
-    assert re.search(DEFAULTS["spark.redaction.regex"], f"kafka.{name}")

@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.read.java_settings import java_settings
+from sluice.engine.batch.batch_start import Range
+from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.open_transactions import oldest_held
 from sluice.kafka.record_times import OldestUnread
@@ -88,7 +89,9 @@ def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKa
         end(60)
     others = {"isolation.level": "read_uncommitted", "enable.partition.eof": "false", "auto.offset.reset": "latest"}
     assert [message.value() for message in read_topic(kafka | others, "shared")] == [b"committed"]
-    assert java_settings(kafka | others | {"group.id": "mine"}) == kafka
+    # Each record is followed by the marker of its transaction.
+    batches = read_ranges(kafka | others | {"group.id": "mine"}, [Range("shared", 0, 0, 4)])
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == [b"committed"]
 
 
 def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:

@@ -1,47 +1,36 @@
 """A stand-in for Spark in tests of runs: it runs a query's tasks in this process, without a JVM.
 
-The engine uses a few methods of a session and its DataFrames. Here, they do the same over Arrow batches: the offsets of
-a batch come from the checkpoint that the driver has written, and the records from Kafka; tasks are pickled, as Spark
-pickles them; and an error ends the query as text. Spark SQL is missing, so each step of a pipeline must be a step that
-tasks compute alone.
+The engine uses a few methods of a session and its DataFrames. Here, they do the same over Arrow batches: tasks are
+pickled, as Spark pickles them, and an error ends the query as text. Spark SQL is missing, so each step of a
+pipeline must be a step that tasks compute alone.
 """
 
 # ruff: noqa: N802 (the methods have the names of Spark's)
 
 from __future__ import annotations
 
-import json
+import itertools
 import traceback
-from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, cast
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from pyspark.errors import StreamingQueryException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch import batch_start
 from sluice.engine.batch.batch_start import batch_context, worker_context
-from sluice.engine.read.stream_reader import RECORD
+from sluice.engine.read.kafka_records import RECORDS
 from sluice.engine.run.arrow_query import by_worker
-from sluice.kafka.topics import headers_of
 from sluice.sql.arrow_types import arrow_type
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Partitions = Sequence[Sequence[pa.RecordBatch]]
-Ends = dict[str, dict[str, int]]
-"""Topic → partition → offset."""
 
-RECORDS = pa.schema([
-    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
-    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()),
-])  # fmt: skip
-_SECONDS = 20.0
+NUMBERS = pa.schema([("value", pa.int64())])
 
 
 class Settings(dict[str, str]):
@@ -55,16 +44,13 @@ class Settings(dict[str, str]):
 
 
 class Anything:
-    """An object of the JVM that the engine calls and needs nothing from, except an empty list of settings."""
+    """An object of the JVM that the engine calls and needs nothing from."""
 
     def __getattr__(self, name: str) -> Anything:
         return self
 
     def __call__(self, *_: object) -> Anything:
         return self
-
-    def json(self) -> str:
-        return '{"conf": {}}'
 
 
 class Part:
@@ -98,13 +84,11 @@ class SparkInProcess(Part):
 
     sparkContext: Context = field(default_factory=Context)
     conf: Settings = field(default_factory=lambda: Settings({"spark.sql.shuffle.partitions": "1"}))
-    batch: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """Topic and partition → the offsets at which the running batch begins and ends."""
     _jvm = _jsparkSession = Anything()
 
     @property
-    def readStream(self) -> KafkaReader:
-        return KafkaReader(self)
+    def readStream(self) -> NumbersReader:
+        return NumbersReader(self)
 
     def createDataFrame(self, rows: Sequence[object], _: str) -> Frame:
         assert not rows
@@ -116,77 +100,34 @@ class SparkInProcess(Part):
 
 
 @dataclass
-class KafkaReader:
-    """Builds the DataFrame of topics."""
+class NumbersReader:
+    """Builds the stream of tasks' numbers: each batch has the next numbers, each in a partition of its own."""
 
     spark: SparkInProcess
     settings: dict[str, str] = field(default_factory=dict)
 
     def format(self, name: str) -> Self:
-        assert name == "kafka"
+        assert name == "rate-micro-batch"
         return self
 
     def options(self, **settings: str) -> Self:
         self.settings |= settings
         return self
 
-    def option(self, name: str, value: str) -> Self:
-        return self.options(**{name: value})
-
     def load(self) -> Self:
         return self
 
-    def selectExpr(self, *columns: str) -> Frame:
-        assert columns == RECORD
-        topics = self.settings["subscribe"].split(",")
-        return Frame(self.spark, RECORDS, lambda: self._partitions(topics))
+    def select(self, column: str) -> Frame:
+        assert [column] == NUMBERS.names
+        count = int(self.settings["numPartitions"])
+        assert self.settings["rowsPerBatch"] == self.settings["numPartitions"]
+        batches = itertools.count()
 
-    def _partitions(self, topics: Sequence[str]) -> Partitions:
-        kafka = {"bootstrap.servers": self.settings["kafka.bootstrap.servers"], "log_level": 0}
-        return [
-            [batch] if (batch := read(kafka, topic, partition, begin, end)).num_rows else []
-            for (topic, partition), (begin, end) in sorted(self.spark.batch.items())
-            if topic in topics
-        ]
+        def partitions() -> Partitions:
+            first = next(batches) * count
+            return [[pa.record_batch({"value": [first + number]}, NUMBERS)] for number in range(count)]
 
-
-def read(kafka: Mapping[str, Any], topic: str, partition: int, begin: int, end: int) -> pa.RecordBatch:
-    """The committed records of a partition from one offset to another."""
-    consumer = Consumer({
-        **kafka, "group.id": "tests", "isolation.level": "read_committed", "enable.auto.commit": False,
-        "enable.partition.eof": True, "fetch.wait.max.ms": 10, "auto.offset.reset": "error",
-    })  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    with closing(consumer):
-        consumer.assign([TopicPartition(topic, partition, begin)])
-        while begin < end:
-            message = consumer.poll(_SECONDS)
-            assert message is not None, f"{topic}/{partition} has no record from {begin}"
-            error = message.error()
-            if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                raise RuntimeError(error.str())
-            begin = cast(int, message.offset()) + (error is None)
-            if error is None and begin <= end:
-                rows.append(columns(message))
-    return pa.RecordBatch.from_pylist(rows, RECORDS)
-
-
-def columns(message: Message) -> dict[str, Any]:
-    """A record as Spark's Kafka source gives it."""
-    # Spark leaves out the value of a header that is null.
-    headers = []
-    for name, value in headers_of(message):
-        encoded = {} if value is None else {"value": b64encode(value).decode()}
-        headers.append({"key": name, **encoded})
-    return {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": message.timestamp()[1] * 1_000,
-        "key": message.key(),
-        "value": message.value(),
-        "headers": json.dumps(headers, separators=(",", ":")) if headers else None,
-    }
+        return Frame(self.spark, NUMBERS, partitions)
 
 
 @dataclass(frozen=True)
@@ -234,11 +175,10 @@ class Frame(Part):
 
 @dataclass
 class Query:
-    """Writes the batch that a checkpoint has planned, as a query with the trigger `once`."""
+    """A streaming query with the trigger `availableNow`, for which one batch is available."""
 
     frame: Frame
     sink: Callable[[Frame, int], None] = field(init=False)
-    checkpoint: Path = field(init=False)
 
     def foreachBatch(self, sink: Callable[[Frame, int], None]) -> Self:
         self.sink = sink
@@ -246,7 +186,8 @@ class Query:
 
     def option(self, name: str, value: str) -> Self:
         assert name == "checkpointLocation"
-        self.checkpoint = Path(value.removeprefix("file://"))
+        # A batch depends on nothing that Spark has noted before.
+        assert not [*Path(value.removeprefix("file://")).iterdir()]
         return self
 
     def outputMode(self, mode: str) -> Self:
@@ -255,8 +196,8 @@ class Query:
     def queryName(self, name: str) -> Self:
         return self
 
-    def trigger(self, *, once: bool) -> Self:
-        assert once
+    def trigger(self, *, availableNow: bool) -> Self:  # noqa: N803
+        assert availableNow
         return self
 
     def start(self) -> Self:
@@ -264,38 +205,9 @@ class Query:
 
     def awaitTermination(self) -> None:
         """Run the batch. An error of a task or of the sink is raised as text, like Spark's."""
-        spark = self.frame.sparkSession
-        number, begin, end = planned(self.checkpoint)
-        spark.batch = {
-            (topic, int(partition)): (begin[topic][partition], offset)
-            for topic, ends in end.items()
-            for partition, offset in ends.items()
-        }
         try:
-            with batch_context(spark.sparkContext.start):
-                self.sink(self.frame, number)
+            with batch_context(self.frame.sparkSession.sparkContext.start):
+                self.sink(self.frame, 0)
         except Exception as error:
             text = f"Query terminated with exception: {error}\n{traceback.format_exc()}"
             raise StreamingQueryException(text) from None
-
-
-def planned(checkpoint: Path) -> tuple[int, Ends, Ends]:
-    """The number of the batch that a checkpoint has planned, and the offsets at which it begins and ends."""
-    number = max(int(file.name) for file in (checkpoint / "offsets").iterdir())
-    if number:
-        assert (checkpoint / "commits" / str(number - 1)).exists()
-        begin = _lines(checkpoint / "offsets" / str(number - 1), 2)
-    else:
-        begin = [line for source in (checkpoint / "sources").iterdir() for line in _lines(source / "0", 1)]
-    return number, _merged(begin), _merged(_lines(checkpoint / "offsets" / str(number), 2))
-
-
-def _lines(file: Path, first: int) -> list[Ends]:
-    return [json.loads(line.removeprefix("v1")) for line in file.read_text().split("\n")[first:]]
-
-
-def _merged(ends: Iterable[Ends]) -> Ends:
-    merged: Ends = {}
-    for of_source in ends:
-        merged |= of_source
-    return merged

@@ -1,1 +1,1 @@
-"""Parts of a batch that the whole engine uses: side outputs, checkpoint, stream time, dead letters, accounting."""
+"""Parts of a batch that the whole engine uses: side outputs, stream time, dead letters, accounting."""

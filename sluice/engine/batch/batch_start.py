@@ -1,4 +1,4 @@
-"""What tasks must know about their batch: its number, its clock, and the stream times at its start.
+"""What tasks must know about their batch: its number, its clock, its records, and the stream times at its start.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
 query. The hosts therefore need not share a file.
@@ -7,7 +7,7 @@ query. The hosts therefore need not share a file.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -29,6 +29,15 @@ _WORKER: ContextVar[int] = ContextVar("worker")
 """The worker whose task of a stage this thread runs without Spark."""
 
 
+class Range(msgspec.Struct, frozen=True):
+    """The records of a partition from the offset `begin` to the offset `end`, which is excluded."""
+
+    topic: str
+    partition: int
+    begin: int
+    end: int
+
+
 class BatchStart(msgspec.Struct, frozen=True):
     """What tasks must know about their batch when it starts."""
 
@@ -37,6 +46,8 @@ class BatchStart(msgspec.Struct, frozen=True):
     """The time at which the batch was planned, epoch ms; a retry does not change it."""
     times: Mapping[str, int] = {}
     """The stream times that the batch continues from."""
+    ranges: Sequence[Range] = ()
+    """The records that the batch reads from Kafka, sorted by topic and partition."""
 
 
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:

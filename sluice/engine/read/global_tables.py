@@ -1,4 +1,4 @@
-"""The task after the Kafka source for global tables: turns their records into state rows."""
+"""The task that turns the records of global tables into state rows."""
 
 from __future__ import annotations
 

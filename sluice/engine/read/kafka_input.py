@@ -1,32 +1,17 @@
-"""Kafka topics as a streaming DataFrame."""
+"""Kafka topics as the input of a streaming query."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.job_topics import partition_counts
 from sluice.engine.batch.record_headers import Place
-from sluice.engine.read.java_settings import java_settings
+from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
 from sluice.engine.read.reread_headers import Headers, headers_at
-from sluice.engine.read.stream_reader import RECORD
-
-_KAFKA_OPTIONS = {
-    "startingOffsets": "earliest",
-    "failOnDataLoss": "true",
-    "includeHeaders": "true",
-    "kafka.isolation.level": "read_committed",
-    # A longer wait for records at the end of the log would delay every batch.
-    "kafka.fetch.max.wait.ms": "10",
-    "kafka.max.poll.records": "20000",
-    "kafka.max.partition.fetch.bytes": "16777216",
-    "kafka.fetch.max.bytes": "67108864",
-    # If the broker is down, the run ends after this time; the next run continues.
-    "kafkaConsumer.pollTimeoutMs": "60000",
-    "kafka.default.api.timeout.ms": "30000",
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +19,7 @@ class KafkaInput:
     """The topics of a cluster. Each task reads one partition in offset order."""
 
     spark: SparkSession
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
 
     interleaved = False
 
@@ -44,11 +29,16 @@ class KafkaInput:
     def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
         return headers_at(self.kafka, places)
 
-    def read(self, topics: Sequence[str]) -> DataFrame:
-        """The topics' committed records."""
-        settings = java_settings(self.kafka)
-        options = {f"kafka.{name}": value for name, value in settings.items()}
-        # A setting of the author must not replace an option on which exactly-once reading depends.
-        options |= _KAFKA_OPTIONS
-        reader = self.spark.readStream.format("kafka").options(**options)
-        return reader.option("subscribe", ",".join(topics)).load().selectExpr(*RECORD)
+    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the committed records of the batch."""
+        count = sum(self.partitions(topics).values())
+        records = KafkaRecords(with_certificates(self.kafka), frozenset(topics), count)
+        return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
+
+    def _task_numbers(self, count: int) -> DataFrame:
+        """The stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
+
+        The number tells a task which ranges of the batch's plan it reads, so executors need no file of the driver.
+        """
+        options = {"rowsPerBatch": str(count), "numPartitions": str(count)}
+        return self.spark.readStream.format("rate-micro-batch").options(**options).load().select("value")

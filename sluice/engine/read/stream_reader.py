@@ -1,4 +1,4 @@
-"""The task after the Kafka source: decodes streams' records. `Reader` also serves global tables."""
+"""The task that decodes streams' records. `Reader` also serves global tables."""
 
 from __future__ import annotations
 
@@ -30,14 +30,6 @@ from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
-
-_HEADERS = "IF(headers IS NULL, NULL, to_json(headers)) AS headers"
-RECORD = ("topic", "partition", "offset", "timestamp", "key", "value", _HEADERS)
-"""The columns that a task reads. Headers are text because Arrow lists are slow even for records without headers.
-
-The `IF` spares Spark `to_json` for records without headers: the first evaluation of `to_json` by an interpreted query
-initializes Scala's reflection, which takes the JVM half a second of CPU time.
-"""
 
 SKIPPED = "skipped"
 _EXTRA = {

@@ -49,7 +49,7 @@ def _list_offsets(
     with kafka_errors("Reading the topics' offsets", kafka):
         futures = admin.list_offsets(
             {TopicPartition(*partition): spec for partition in partitions},
-            # Records of an open transaction wait for the next run, as in Spark's reader.
+            # Records of an open transaction wait for the next run: tasks would not see them.
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=TIMEOUT_S,
         )

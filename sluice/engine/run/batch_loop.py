@@ -7,19 +7,15 @@ division respects this order.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from sluice.engine.batch.accounting import Partition
-from sluice.engine.batch.batch_start import BatchStart, tell_tasks
-from sluice.engine.batch.checkpoint import write_checkpoint
+from sluice.engine.batch.batch_start import BatchStart, Range, tell_tasks
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
@@ -33,9 +29,6 @@ from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.support.memory import release_unused_memory
-
-_SHUFFLE = "spark.sql.shuffle.partitions"
-_METADATA = "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata"
 
 
 @dataclass
@@ -179,27 +172,19 @@ class BatchLoop:
         for topic, ends in plan.ends.items():
             before[topic] = {partition: positions[topic][partition] for partition in ends}
         self._start(plan, before)
-        conf, sources = self._conf(), self.query.job.topics_of_sources
+        # The ledger says which batches are published, so Spark needs no earlier checkpoint. A query with a
+        # new checkpoint calls its batch 0, but the plan has the batch's number.
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
-            write_checkpoint(Path(checkpoint), plan, before, sources, conf)
             # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
-            self.query.run(self.publisher, f"file://{checkpoint}")
+            self.query.run(lambda rows, _: self.publisher(rows, plan.number), f"file://{checkpoint}")
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 
     def _start(self, plan: PlannedBatch, before: Positions) -> None:
-        # Tell the tasks before the query starts: they need the batch's stream times, and run before
-        # Spark calls the publisher.
+        # Tell the tasks before the query starts: they may run before Spark calls the publisher.
         times = self.publisher.begin(plan, before, reads_records=offsets_between(before, plan.ends) > 0)
-        tell_tasks(self.query.spark.sparkContext, BatchStart(plan.number, plan.begun, times))
-
-    def _conf(self) -> dict[str, str]:
-        """The settings that Spark keeps with a batch."""
-        spark = self.query.spark
-        metadata: Any = getattr(spark._jvm, _METADATA)
-        batch_metadata = metadata.apply(0, 0, spark._jsparkSession.conf())
-        kept: dict[str, str] = json.loads(batch_metadata.json())["conf"]
-        return kept | {_SHUFFLE: str(spark.conf.get(_SHUFFLE))}
+        start = BatchStart(plan.number, plan.begun, times, _ranges(before, plan.ends))
+        tell_tasks(self.query.spark.sparkContext, start)
 
     def _batch_ends(
         self,
@@ -269,6 +254,16 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
         while (ends := next_ends.result()) is not None:
             next_ends = finder.submit(next, batches, None)
             yield ends
+
+
+def _ranges(begins: Positions, ends: Positions) -> list[Range]:
+    """The records between two positions, sorted by topic and partition, so that each partition has its task."""
+    ranges: list[Range] = []
+    for (topic, partition), end in sorted(_offsets(ends).items()):
+        begin = begins[topic][str(partition)]
+        if begin < end:
+            ranges.append(Range(topic, partition, begin, end))
+    return ranges
 
 
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:

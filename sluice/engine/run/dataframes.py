@@ -9,7 +9,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchWriter
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
@@ -37,8 +37,12 @@ class Input(Protocol):
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         """Each topic's number of partitions."""
 
-    def read(self, topics: Sequence[str]) -> DataFrame:
-        """The topics' records as a streaming DataFrame with the columns of `stream_reader.RECORD`."""
+    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the topics' records.
+
+        The task takes record batches with the columns of `kafka_records.RECORDS`. `columns` are the rows' names and
+        DDL types.
+        """
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Frames:
     """Epoch of the lease under which operators' states are written."""
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
+    computes_sql: bool = field(default=False, init=False)
+    """Whether Spark computes expressions of each record; set by `state_rows`."""
     types: StateTypes = field(init=False)
     """The types of the job's stores and of their inputs; set by `state_rows`."""
 
@@ -67,6 +73,7 @@ class Frames:
             row_batches = self._through_sql() if self.checked else self._through_tasks()
         except NeedsSparkError:
             row_batches = self._through_sql()
+            self.computes_sql = True
         tables = self._tables()
         owned = row_batches if tables is None else row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
@@ -83,7 +90,7 @@ class Frames:
             interleaved=interleaved,
         )
         self.types = query.types
-        row_batches = self._records().mapInArrow(query.read.__call__, ROW_BATCH_DDL)
+        row_batches = self._read(query.read, ROW_BATCH_DDL)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
             row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_DDL)
@@ -101,25 +108,19 @@ class Frames:
                 self.storage.side_outputs,
                 interleaved=self.input.interleaved,
             )
-            source = self._records()
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             # Spark SQL passes on rows only, so the side outputs go around it in a file.
             decoding = Chain((reader, self.storage.side_outputs.leave))
-            records = with_layers(source.mapInArrow(decoding.__call__, schema), self.job.layers)
-            return self._row_batches(records, reader, source)
+            records = with_layers(self._read(decoding, schema), self.job.layers)
+            return self._row_batches(records, reader)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
-    def _records(self) -> DataFrame:
-        """The streams' records as they are in Kafka."""
-        return self.input.read([source.topic for source in self.job.streams])
+    def _read(self, task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the streams' records."""
+        return self.input.read([source.topic for source in self.job.streams], task, columns)
 
-    def _row_batches(
-        self,
-        records: DataFrame,
-        reader: StreamReader,
-        source: DataFrame,
-    ) -> DataFrame:
+    def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
         """The rows for stores, groups and sinks, as row batches.
 
         If Arrow can compute the stateless steps, the task that decodes the records also computes the steps, and Spark
@@ -141,7 +142,7 @@ class Frames:
             row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_DDL)
         else:
             decode_and_compute = Chain((reader, steps, ingest, pack))
-            row_batches = source.mapInArrow(decode_and_compute.__call__, ROW_BATCH_DDL)
+            row_batches = self._read(decode_and_compute, ROW_BATCH_DDL)
         for number in range(1, job.stage_count + 1):
             row_batches = after_stage(stages, number, row_batches)
         self.types = StateTypes.of(stages, totals, inputs)
@@ -151,9 +152,9 @@ class Frames:
         """The changes of global tables, as row batches. Every batch reads all available changes."""
         if not self.job.tables:
             return None
-        source = self.input.read([table.source.topic for table in self.job.tables])
+        topics = [table.source.topic for table in self.job.tables]
         task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
-        return source.mapInArrow(task.__call__, ROW_BATCH_DDL)
+        return self.input.read(topics, task, ROW_BATCH_DDL)
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:

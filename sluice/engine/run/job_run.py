@@ -273,7 +273,9 @@ class JobRun:
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
-            compile_for(loop.query.spark, linger.unread(ledger.positions(name)))
+            unread = linger.unread(ledger.positions(name))
+            # If tasks compute everything, there is nothing to compile for the records.
+            compile_for(loop.query.spark, unread if loop.query.frames.computes_sql else 0)
             loop.run_all(kafka, self._most_records)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()

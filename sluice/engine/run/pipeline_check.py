@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import (
     changed_functions,
@@ -39,8 +40,8 @@ class NoRecords:
     def partitions(self, topics: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(topics, 1)
 
-    def read(self, topics: Sequence[str]) -> DataFrame:
-        return self.spark.createDataFrame([], _RECORD)
+    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+        return self.spark.createDataFrame([], _RECORD).mapInArrow(Chain((task,)).__call__, columns)
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,9 @@ class JobQuery:
         return self._writer(sink, checkpoint).start()
 
     def run(self, sink: Sink, checkpoint: str) -> None:
-        """Run the batch that the checkpoint has planned."""
+        """Let the streaming query run one batch, and note it in the checkpoint."""
         writer = self._writer(sink, checkpoint).queryName(self.job.pipeline.name)
-        writer.trigger(once=True).start().awaitTermination()
+        writer.trigger(availableNow=True).start().awaitTermination()
         # Each query has called this process from a thread of its own, whose connection would stay open.
         close_idle_callbacks(self.spark)
 

@@ -100,8 +100,7 @@ class Snapshots(LedgerPart):
             raise StateError(
                 f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published state: "
                 f"the newest snapshot is {snapshot.generation}.{last}.",
-                next_step=f"The checkpoint and the ledger disagree; start a new generation: "
-                f"sluice rebuild {snapshot.pipeline}.",
+                next_step=f"Start a new generation: sluice rebuild {snapshot.pipeline}.",
             )
         return False
 

@@ -1,0 +1,105 @@
+"""The records that a task reads from a real broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from sluice.engine.batch.batch_start import Range
+from sluice.engine.batch.record_headers import headers_of
+from sluice.engine.read.kafka_records import RECORDS, read_ranges
+from sluice.errors import EngineError
+from sluice.local.broker import EmbeddedKafka
+
+TIME = 1_670_230_527_123
+Rows = list[dict[str, Any]]
+
+
+def read(kafka: EmbeddedKafka, *ranges: Range) -> Rows:
+    batches = list(read_ranges({"bootstrap.servers": kafka.bootstrap}, ranges))
+    assert all(batch.schema == RECORDS for batch in batches)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def values(rows: Rows) -> list[str]:
+    return [row["value"].decode() for row in rows]
+
+
+def send(kafka: EmbeddedKafka, topic: str, *texts: str, partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for text in texts:
+        producer.produce(topic, text, partition=partition)
+    assert producer.flush(20) == 0
+
+
+def test_a_record_arrives_with_all_of_its_parts(kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"parts": 1})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("trace", b"\xff\x00"), ("none", None), ("trace", b"again"), ("näme", b"")
+    ]  # fmt: skip
+    producer.produce("parts", b"\x00value", b"\xffkey", timestamp=TIME, headers=headers)
+    producer.produce("parts", None, None, timestamp=TIME + 1)
+    producer.produce("parts", b"", b"", timestamp=TIME - 1)
+    assert producer.flush(20) == 0
+    first, second, third = read(kafka, Range("parts", 0, 0, 3))
+    assert (first["topic"], first["partition"], first["offset"]) == ("parts", 0, 0)
+    assert (first["key"], first["value"]) == (b"\xffkey", b"\x00value")
+    assert round(first["timestamp"].timestamp() * 1_000) == TIME
+    assert [(header["key"], header["value"]) for header in headers_of(first["headers"])] == headers
+    assert (second["key"], second["value"], second["headers"]) == (None, None, None)
+    assert (third["key"], third["value"], third["offset"]) == (b"", b"", 2)
+
+
+def test_a_task_reads_its_ranges_and_nothing_else(kafka: EmbeddedKafka) -> None:
+    """Records before and after a range belong to other batches."""
+    kafka.create_topics({"ranges": 2})
+    send(kafka, "ranges", *map(str, range(10)))
+    send(kafka, "ranges", *"abc", partition=1)
+    rows = read(kafka, Range("ranges", 0, 3, 7), Range("ranges", 1, 0, 3), Range("ranges", 0, 9, 10))
+    assert values(rows) == ["3", "4", "5", "6", "a", "b", "c", "9"]
+    assert read(kafka, Range("ranges", 0, 4, 4)) == []
+
+
+def test_records_of_aborted_transactions_are_left_out_wherever_a_range_ends(kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"transactions": 1})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "records"})
+    producer.init_transactions(20)
+    for text, end in (
+        ("a", producer.commit_transaction),
+        ("x", producer.abort_transaction),
+        ("b", producer.commit_transaction),
+        ("y", producer.abort_transaction),
+    ):
+        producer.begin_transaction()
+        producer.produce("transactions", text)
+        producer.flush(20)
+        end(20)
+    # Each record is followed by the marker of its transaction.
+    seen = {end: values(read(kafka, Range("transactions", 0, 0, end))) for end in range(1, 9)}
+    assert seen == {end: ["a"] if end < 5 else ["a", "b"] for end in range(1, 9)}
+    assert values(read(kafka, Range("transactions", 0, 5, 8))) == []
+
+
+def test_a_record_may_be_larger_than_what_a_task_asks_for_at_once(kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"large": 1}, {"max.message.bytes": "20000000"})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 20_000_000})
+    for size in (1, 18_000_000, 5_000_000, 1):
+        producer.produce("large", bytes(size))
+        assert producer.flush(60) == 0
+    assert [len(row["value"]) for row in read(kafka, Range("large", 0, 0, 4))] == [1, 18_000_000, 5_000_000, 1]
+
+
+def test_records_that_retention_has_removed_are_an_error(kafka: EmbeddedKafka) -> None:
+    """The driver has planned the batch before the records were removed."""
+    kafka.create_topics({"removed": 1})
+    send(kafka, "removed", *map(str, range(10)))
+    place = TopicPartition("removed", 0, 5)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_records([place])[place].result(20)
+    assert values(read(kafka, Range("removed", 0, 5, 10))) == ["5", "6", "7", "8", "9"]
+    with pytest.raises(EngineError, match="removed, partition 0, has lost records of the batch: offset 4 is not in"):
+        read(kafka, Range("removed", 0, 4, 10))
