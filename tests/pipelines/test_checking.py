@@ -47,14 +47,14 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
     ),
     "syntax": (lambda s: s.filter("item in ['a']").to("out"), r"filter at .*Spark says: Syntax error"),
     "a combinable aggregate": (
-        lambda s: s.group_by("item").aggregate(store="n", x="count(amount[0])"),
-        r"store n at .*Can't extract a value from \"amount\"",
+        lambda s: s.group_by("item").aggregate(store="n", x="count(tags.foo)"),
+        r"store n at .* resolve \"tags\[foo\]",
     ),
     "an aggregate of sessions": (
-        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="sum(amount[0])"),
-        r"store n at .*Can't extract a value from \"amount\"",
+        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(tags.foo)"),
+        r"store n at .* resolve \"tags\[foo\]",
     ),
-    "a key": (lambda s: s.deduplicate("item[0]", within="1 ms").to("out"), r"deduplicate at .*\"item\""),
+    "a key": (lambda s: s.deduplicate("tags.foo", within="1 ms").to("out"), r"deduplicate at .*\"tags\[foo\]"),
     "an interval as a key": (
         lambda s: s.group_by("make_dt_interval(amount)").count(store="n"),
         r"store n at .*: an interval cannot be a key. Convert it to a number",
@@ -80,8 +80,8 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         r"store n at .*: a key has two fields named a. Name them apart",
     ),
     "a table's output": (
-        lambda s: s.group_by("item").count(store="n").select(x="value[0]").to("out"),
-        r"select at .*Can't extract a value",
+        lambda s: s.group_by("item").aggregate(store="n", items="collect_list(item)").select(x="items.foo").to("out"),
+        r"select at .* resolve \"items\[foo\]",
     ),
 }
 

@@ -467,7 +467,7 @@ def test_a_stream_brings_the_fields_that_are_read_into_a_join_with_a_table(
     step: Callable[[Stream[Any]], Stream[Any]], read: set[str]
 ) -> None:
     stream = sales()
-    shops = stream.pipeline.table("shops", value=Shop, key="shop")
+    shops = pipeline_of(stream).table("shops", value=Shop, key="shop")
     step(stream.join(shops)).to("joined")
     made = job(stream)
     (of_sales,) = (source for source in made.streams if source.topic == "sales")
