@@ -231,7 +231,7 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
 
 def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if Spark certainly does not accept an argument, according to the table of arguments."""
-    if isinstance(node, exp.Column | exp.Literal):
+    if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     kinds = [type_expression(argument, types).type for argument in arguments_of(node)]
     if (wrong := misfit(node, kinds)) is not None:
@@ -240,6 +240,14 @@ def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> 
             f"{where}: {shown(node)} needs {wrong.needed}, but {text_of(wrong.argument)} is {kind}.",
             next_step=wrong.advice,
         )
+
+
+def _is_in_lambda(node: exp.Expr) -> bool:
+    """Whether an expression is computed for each element, as in `transform(tags, tag -> upper(tag))`.
+
+    Only Spark knows the type of the element.
+    """
+    return node.find_ancestor(exp.Lambda) is not None
 
 
 def _is_short_cast_to_text(node: exp.Expr, text: str) -> bool:

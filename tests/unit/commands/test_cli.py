@@ -204,13 +204,14 @@ def test_a_broken_file_does_not_affect_others(tmp_path: Path) -> None:
     ]
 
 
-def test_check_reports_settings_of_kafka_that_spark_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_settings_that_the_client_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     monkeypatch.setenv("SLUICE_KAFKA", '{"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}')
     settings.cache_clear()
     checked = sluice("check")
     assert checked.exit_code == 1
-    assert "Invalid setting: Kafka's sasl.mechanism is 'GSSAPI'" in checked.stderr
+    assert "Kafka's settings are invalid" in checked.stderr
+    assert "No provider for SASL mechanism GSSAPI" in checked.stderr
 
 
 def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:

@@ -288,9 +288,10 @@ def test_the_best_row_of_a_table_gives_way_when_it_is_gone() -> None:
     ]
 
 
-def test_subtracting_from_a_missing_group_does_nothing() -> None:
+def test_a_group_without_rows_is_deleted_if_a_value_is_subtracted() -> None:
     ran = Ran()
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
     state = operator.new_state()
     operator.process(state, Row("a", "[null]", 0, -1, 0, old=True), ran)
-    assert (ran.results, operator.is_empty(state)) == ([], True)
+    assert [(result.key, result.value) for result in ran.results] == [("a", None)]
+    assert operator.is_empty(state)

@@ -103,6 +103,7 @@ def test_a_wrong_argument_is_named_with_what_is_needed(expression: str, says: st
         "parse_json(text):x", "CAST(whole AS FLOAT) * 2", "element_at(counts, -1)", "concat(counts, counts)",
         "array()", "coalesce(NULL, whole)",
         "CASE text WHEN 'a' THEN whole END", "NULL + 1", "soundex(unknown_type)", "transform(words, w -> upper(w))",
+        "transform(words, w -> sha2(CAST(w AS STRING), 256))", "filter(counts, c -> c > 1)",
     ],
 )  # fmt: skip
 def test_what_may_be_right_is_not_refused(expression: str) -> None:

@@ -40,7 +40,7 @@ def test_a_batch_that_does_not_follow_the_newest_snapshot_is_rejected(states: St
     states.ledger.snapshots.publish(make_snapshot(4))
     with pytest.raises(StateError, match=r"Batch 4 .* the newest snapshot is 1.4"):
         states.ledger.snapshots.publish(make_snapshot(4, positions={"orders": {"0": 1}}))
-    with pytest.raises(StateError, match=r"Batch 2 .* start a new generation"):
+    with pytest.raises(StateError, match=r"Batch 2 .* Start a new generation"):
         states.ledger.snapshots.publish(make_snapshot(2))
     assert states.ledger.snapshots.recent("orders") == [make_snapshot(4)]
 
