@@ -50,6 +50,8 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """
     return {
         "log_level": _CRITICAL,
+        # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a broker.
+        "reconnect.backoff.ms": 20,
         **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT},
     }
 

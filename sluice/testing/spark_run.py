@@ -44,10 +44,7 @@ class PipedInput:
         self._spark = spark
         self._stream: Any = None
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        return dict.fromkeys(topics, 1)
-
-    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
         """The rows that a task makes of the topics' records, as a streaming DataFrame.
 
         Each call of `add` is one batch.
@@ -58,7 +55,7 @@ class PipedInput:
             self._stream = memory.apply(strings, self._spark._jsparkSession)
         frame = DataFrame(self._stream.toDF(), self._spark)
         frame = frame.selectExpr(f"from_json(value, '{_RECORD}') AS r")
-        names = ", ".join(f"'{topic}'" for topic in topics)
+        names = ", ".join(f"'{topic}'" for topic in partitions)
         return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS).mapInArrow(Chain((task,)).__call__, columns)
 
     def add(self, records: Sequence[str]) -> None:

@@ -111,14 +111,11 @@ class FileInput:
     path: str
     interleaved: bool = True
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        return dict.fromkeys(topics, 1)
-
-    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
-        """The rows that a task makes of the records of these topics."""
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the records of topics."""
         record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
         frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, record)
-        of_topics = frame.where(f"topic IN ({', '.join(map(repr, topics))})")
+        of_topics = frame.where(f"topic IN ({', '.join(map(repr, partitions))})")
         return of_topics.mapInArrow(Chain((task,)).__call__, columns)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.job_topics import partition_counts
 from sluice.engine.batch.record_headers import Place
 from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
 from sluice.engine.read.reread_headers import Headers, headers_at
@@ -23,16 +22,13 @@ class KafkaInput:
 
     interleaved = False
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        return partition_counts(self.kafka, topics)
-
     def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
         return headers_at(self.kafka, places)
 
-    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
         """The rows that a task makes of the committed records of the batch."""
-        count = sum(self.partitions(topics).values())
-        records = KafkaRecords(with_certificates(self.kafka), frozenset(topics), count)
+        count = sum(partitions.values())
+        records = KafkaRecords(with_certificates(self.kafka), frozenset(partitions), count)
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:

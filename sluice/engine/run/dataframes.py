@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.fallible_expressions import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
-from sluice.plan import Job
+from sluice.plan import Job, Source
 from sluice.plan.arrow_support import NeedsSparkError
 
 
@@ -34,14 +34,11 @@ class Input(Protocol):
     interleaved: bool
     """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        """Each topic's number of partitions."""
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+        """The rows that a task makes of the records of topics.
 
-    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
-        """The rows that a task makes of the topics' records.
-
-        The task takes record batches with the columns of `kafka_records.RECORDS`. `columns` are the rows' names and
-        DDL types.
+        `partitions`: topic → its number of partitions. The task takes record batches with the columns of
+        `kafka_records.RECORDS`. `columns` are the rows' names and DDL types.
         """
 
 
@@ -118,7 +115,7 @@ class Frames:
 
     def _read(self, task: BatchTask, columns: str) -> DataFrame:
         """The rows that a task makes of the streams' records."""
-        return self.input.read([source.topic for source in self.job.streams], task, columns)
+        return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
         """The rows for stores, groups and sinks, as row batches.
@@ -152,9 +149,12 @@ class Frames:
         """The changes of global tables, as row batches. Every batch reads all available changes."""
         if not self.job.tables:
             return None
-        topics = [table.source.topic for table in self.job.tables]
+        partitions = self._partitions_of(table.source for table in self.job.tables)
         task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
-        return self.input.read(topics, task, ROW_BATCH_DDL)
+        return self.input.read(partitions, task, ROW_BATCH_DDL)
+
+    def _partitions_of(self, sources: Iterable[Source]) -> dict[str, int]:
+        return {source.topic: self.partitions[source.topic] for source in sources}
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:

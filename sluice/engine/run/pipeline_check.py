@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -37,10 +37,7 @@ class NoRecords:
     spark: SparkSession
     interleaved = False
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, int]:
-        return dict.fromkeys(topics, 1)
-
-    def read(self, topics: Sequence[str], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
         return self.spark.createDataFrame([], _RECORD).mapInArrow(Chain((task,)).__call__, columns)
 
 
@@ -90,7 +87,7 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
-    query = JobQuery(spark, storage, source, source.partitions(job.topics), checked=True)
+    query = JobQuery(spark, storage, source, dict.fromkeys(job.topics, 1), checked=True)
     query.check_changes()
     if ledger.snapshots.newest(storage.ref) is None:
         return ""
