@@ -153,7 +153,6 @@ def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[s
         **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
         "SLUICE_HOME": str(home),
         "SLUICE_JARS": str(settings().jars),
-        "SLUICE_DELTA_JARS": str(settings().delta_jars),
         "SLUICE_PIPELINES": str(pipelines),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
     }

@@ -217,5 +217,5 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
 if __name__ == "__main__":
     # Exit through SystemExit on SIGTERM, so that all started processes are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    jars.folder(jars.Bundle.BROKER, settings().home / "jars")
+    jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -163,5 +163,5 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if any(argument.startswith("--peer") for argument in sys.argv):
-        jars.folder(jars.Bundle.BROKER, settings().home / "jars")
+        jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -395,5 +395,5 @@ def table(name: str, results: Sequence[Measured]) -> Table:
 
 
 if __name__ == "__main__":
-    jars.folder(jars.Bundle.BROKER, settings().home / "jars")
+    jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -33,8 +33,8 @@ Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airf
 below, under the licences that their metadata state. `make docs` generates the list. A test fails if a distribution has
 a licence that is not in the list. The tools for developing Sluice are not listed.
 
-Set-up also downloads the jars of `sluice/provision/jars.lock`. Runs need Spark's Kafka connector and Delta Lake, which
-are under Apache-2.0. Tests and the demo also need a Kafka broker.
+Set-up also downloads the jars of `sluice/provision/jars.lock`. Pipelines with Delta tables need Delta Lake, which is
+under Apache-2.0. Tests and the demo need a Kafka broker.
 
 The tests do not look for known vulnerabilities of these versions, because such a search needs an online database. To
 search for vulnerabilities, run `pip-audit -r requirements.txt`.

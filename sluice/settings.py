@@ -6,8 +6,7 @@
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
 | SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder for SQLite files, or a PostgreSQL database |
-| SLUICE_JARS | HOME/jars/spark | folder with the jars of Spark's Kafka connector |
-| SLUICE_DELTA_JARS | HOME/jars/delta | folder with the jars of Delta Lake, for pipelines that write Delta tables |
+| SLUICE_JARS | HOME/jars | folder for the jars of Delta Lake and of the broker, and for archives of Java classes |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch; 600000 is for pipelines with operators |
@@ -55,7 +54,6 @@ class Settings:
     ledger: str = field(repr=False)
     shards: str = field(repr=False)
     jars: Path
-    delta_jars: Path
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
     max_records: int | None
@@ -83,8 +81,7 @@ class Settings:
             pipelines=Path(environ.get("SLUICE_PIPELINES") or "spark_jobs").absolute(),
             ledger=environ.get("SLUICE_LEDGER") or sqlite_url(home / "ledger.sqlite"),
             shards=environ.get("SLUICE_SHARDS") or sqlite_url(home / "shards"),
-            jars=Path(environ.get("SLUICE_JARS") or home / "jars" / "spark").absolute(),
-            delta_jars=Path(environ.get("SLUICE_DELTA_JARS") or home / "jars" / "delta").absolute(),
+            jars=Path(environ.get("SLUICE_JARS") or home / "jars").absolute(),
             kafka=_strings(environ, "SLUICE_KAFKA", {"bootstrap.servers": "127.0.0.1:9092"}),
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
             max_records=_positive(environ, "SLUICE_MAX_RECORDS"),

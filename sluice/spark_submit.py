@@ -4,11 +4,11 @@ Airflow's operator runs the command, which starts Spark's JVM, which starts the 
 which starts the JVM with the same options, because both can then start side by side.
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore reads an archive of loaded classes,
-which the first run writes next to the jars (`provision/class_archive.py`), and uses only its fast compiler (C1). If a
-run has many records to read, its JVM also uses the optimizing compiler.
+which the first run writes to the folder `SLUICE_JARS` (`provision/class_archive.py`), and uses only its fast compiler
+(C1). If a run has many records to read, its JVM also uses the optimizing compiler.
 
-To a cluster, each run sends the jars and this package, so that executors run the driver's code. The driver itself sends
-the pipeline's file.
+To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's jars if the
+pipeline has Delta tables. The driver itself sends the pipeline's file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from itertools import chain, filterfalse
+from itertools import filterfalse
 from pathlib import Path
 from threading import Thread
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
-from sluice.provision.machine_checks import LOOPBACK
+from sluice.provision.machine_checks import LOOPBACK, find_spark
 from sluice.settings import Settings
 
 _PACKAGE = Path(__file__).parent
@@ -258,24 +257,23 @@ def submission(
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and settings.
 
-    Raises SettingsError if there are no jars, or if the settings ask for the deploy mode cluster.
+    Raises SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy mode cluster.
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
         raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
-    folders = [settings.jars, settings.delta_jars] if delta else [settings.jars]
-    jars = list(chain.from_iterable(map(jars_in, folders)))
+    jars = delta_jars(settings) if delta else []
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         variables[FINISHED] = str(folder / "finished")
-        # The archive can only hold classes from the class path, so the jars are on the class path.
-        archive = stack.enter_context(class_archive(settings.jars.parent, jars))
+        # The archive can only hold classes from the class path, so Delta Lake's jars are on it, too.
+        archive = stack.enter_context(class_archive(settings.jars, jars))
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
         submitted = Submission(
             master,
             tuple(arguments),
             variables,
-            driver_class_path=os.pathsep.join(f"{folder}/*" for folder in folders),
+            driver_class_path=os.pathsep.join(map(str, jars)),
             conf={
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
                 **(delta_conf(settings) if delta else {}),
@@ -342,7 +340,6 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_LEDGER": settings.ledger,
         "SLUICE_SHARDS": settings.shards,
         "SLUICE_JARS": str(settings.jars),
-        "SLUICE_DELTA_JARS": str(settings.delta_jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
         "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),
@@ -354,7 +351,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
-        **({} if "SPARK_HOME" in os.environ else _spark_home()),
+        **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
         # Options for the short-lived JVM that assembles the driver's command.
         "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
         # Keeps the folder of `driver.py` off sys.path.
@@ -364,11 +361,6 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _spark_home() -> dict[str, str]:
-    pyspark = find_spec("pyspark")
-    return {"SPARK_HOME": str(Path(pyspark.origin).parent)} if pyspark is not None and pyspark.origin else {}
-
-
 def delta_conf(settings: Settings) -> dict[str, str]:
     """The Spark settings for Delta tables. They keep the extensions that SLUICE_SPARK_CONF sets."""
     name = "spark.sql.extensions"
@@ -376,8 +368,12 @@ def delta_conf(settings: Settings) -> dict[str, str]:
     return {**DELTA_CONF, name: ",".join((*extensions, DELTA_CONF[name]))}
 
 
-def jars_in(folder: Path) -> list[Path]:
-    """The jars that set-up has downloaded to a folder. Raises SettingsError if there are none."""
+def delta_jars(settings: Settings) -> list[Path]:
+    """The jars of Delta Lake that set-up has downloaded. Raises SettingsError if there are none."""
+    # Imported only here, because only runs with Delta tables need the module.
+    from sluice.provision.jars import Bundle
+
+    folder = settings.jars / Bundle.DELTA
     jars = sorted(folder.glob("*.jar"))
     if not jars:
         raise SettingsError(

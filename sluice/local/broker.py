@@ -171,7 +171,7 @@ def start(
         next_step=f"Choose another port: sluice kafka start --port {free_port()}.",
     )
     configuration = _write_configuration(folder, port, config or {})
-    jars = jars_folder(Bundle.BROKER, settings().home / "jars").resolve()
+    jars = jars_folder(Bundle.BROKER, settings().jars).resolve()
     java = [str(find_java().path), *_JVM, *_LOGGING, "-cp", f"{jars}/*"]
     classes = jars.parent, sorted(jars.glob("*.jar"))
     if not (folder / "data" / "meta.properties").is_file():

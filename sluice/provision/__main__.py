@@ -24,7 +24,7 @@ def provide_jars(
     only: Annotated[Bundle | None, typer.Option(help="Only this bundle.")] = None,
 ) -> None:
     """Download missing jars and verify their checksums."""
-    root = settings().home / "jars"
+    root = settings().jars
     bundles = [only] if only else list(Bundle)
     missing = jars.count_missing(root, bundles)
     if not missing:

@@ -1,7 +1,7 @@
 """The archive of the Java classes that a program loads. It makes the program's next start faster.
 
-The first start writes the archive next to the program's jars. An archive belongs to one version of
-Java, Spark and the jars.
+The first start writes the archive to the folder `SLUICE_JARS`. An archive belongs to one version of
+Java, Spark and the program's other jars.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sluice.provision.machine_checks import find_java
+from sluice.provision.machine_checks import find_java, find_spark
 
 WRITE_OPTION = "-XX:ArchiveClassesAtExit="
 """The option that makes a JVM write the archive when it exits; the archive's path follows."""
@@ -31,6 +31,8 @@ ARCHIVE_OPTIONS = (
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
     """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
 
+    `jars` are those on the program's class path, apart from Spark's own.
+
     An archive of Spark's classes takes 20 seconds of CPU time to write, so runs that start
     meanwhile neither read nor write it.
     """
@@ -40,6 +42,8 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
         return
     with ExitStack() as stack:
         try:
+            # A run without Delta tables needs no jars, so set-up may not have made the folder.
+            folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context(archive.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -65,12 +69,15 @@ def archive_file(folder: Path, jars: list[Path]) -> Path:
 
 def _fingerprint(jars: list[Path]) -> str:
     """A digest of everything that an archive depends on: Java, Spark and the jars."""
-    java = find_java()
+    java, spark = find_java(), find_spark()
+    # Spark's other jars belong to the version that the name of this one contains.
+    core = (spark / "jars").glob("spark-core_*.jar") if spark else ()
+    files = [*core, *jars]
     parts = [
         str(java.path.resolve()),
         java.release,
         sys.executable,
-        *jars,
-        *(jar.stat().st_mtime_ns for jar in jars),
+        *files,
+        *(file.stat().st_mtime_ns for file in files),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

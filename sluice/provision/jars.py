@@ -1,4 +1,4 @@
-"""Download and verify the jars of Spark's Kafka connector, of Delta Lake and of the broker.
+"""Download and verify the jars of Delta Lake and of the broker.
 
 `jars.lock` lists every jar of the bundles with its SHA-256; nothing else is downloaded. A bundle's
 folder is created only after all of its jars are verified, so an existing folder is complete.
@@ -28,20 +28,12 @@ _LANES = 4
 class Bundle(StrEnum):
     """The jars of one class path, stored in one folder."""
 
-    SPARK = "spark"
     DELTA = "delta"
     BROKER = "broker"
 
 
-# The connector's other dependencies are left out, because they would replace Spark's own versions.
 # Delta Lake's other dependencies are left out, because only Unity Catalog needs them.
 _ROOTS = {
-    Bundle.SPARK: [
-        Module("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-        Module("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-        Module("org.apache.kafka", "kafka-clients", "3.9.1"),
-        Module("org.apache.commons", "commons-pool2", "2.12.0"),
-    ],
     Bundle.DELTA: [
         Module("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
         Module("io.delta", "delta-storage", "4.4.0"),
@@ -152,7 +144,7 @@ def write_lock(java: Path, path: Path = LOCK) -> int:
 
 
 def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
-    # Only the broker gets the dependencies of its roots. The other bundles list all of their jars.
+    # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its jars.
     modules = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
     return [Jar(bundle, module, _sha256(path)) for module, path in modules.items()]
 

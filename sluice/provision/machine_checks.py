@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from sluice.errors import PreflightError
@@ -53,6 +54,14 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
             next_step=f"{next_step}, or set JAVA_HOME to a newer Java.",
         )
     return Java(path, release)
+
+
+def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder of Spark: SPARK_HOME, else PySpark's folder. None if there is neither."""
+    if home := environ.get("SPARK_HOME"):
+        return Path(home)
+    pyspark = find_spec("pyspark")
+    return Path(pyspark.origin).parent if pyspark is not None and pyspark.origin else None
 
 
 def _java_path(environ: Mapping[str, str]) -> Path | None:

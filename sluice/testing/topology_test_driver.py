@@ -28,6 +28,7 @@ from sluice.errors import TopologyError
 from sluice.plan import Job, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
+from sluice.provision.jars import Bundle
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
 from sluice.state.model import StoreInfo
@@ -381,7 +382,7 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 def shared_session() -> SparkSession:
     """The local Spark session on two cores that all tests of this process share. The first call creates it.
 
-    The session has the jars from `make setup`, so that tests with a real broker or with Delta tables can use it too.
+    The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables can use it too.
     """
     from pyspark.sql import SparkSession
 
@@ -394,18 +395,16 @@ def shared_session() -> SparkSession:
         # Batches are not logged, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
-    jars = sorted(folder.glob("*.jar"))
-    of_delta = sorted(settings().delta_jars.glob("*.jar"))
+    of_delta = sorted((folder / Bundle.DELTA).glob("*.jar"))
     # The default sizes are too small for Spark: the JVM would collect all garbage after every few
     # thousand classes that it loads, and would remove compiled code that it needs again soon.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
-    if jars and (archive := archive_file(folder.parent, jars)).is_file():
+    # Delta Lake's jars are not on the class path, so the session uses the
+    # archive of runs without Delta tables.
+    if (archive := archive_file(folder, [])).is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
         "spark.master": "local[2]",
-        # The jars are on the class path, as in a run, because the archive can only
-        # hold classes from the class path.
-        "spark.driver.extraClassPath": f"{folder}/*",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),

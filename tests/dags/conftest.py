@@ -15,7 +15,7 @@ from tests.support import airflow_home
 from tests.support.airflow_database import provide_database
 
 ROOT = Path(__file__).parents[2]
-JARS = ROOT / ".sluice" / "jars" / "spark"
+JARS = ROOT / ".sluice" / "jars"
 
 
 @pytest.fixture(autouse=True)

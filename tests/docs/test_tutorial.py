@@ -28,7 +28,7 @@ def clone(tmp_path: Path) -> Iterator[Path]:
     """A folder like a clone after set-up; stops the broker afterwards."""
     (tmp_path / "spark_jobs").symlink_to(ROOT / "spark_jobs")
     (tmp_path / ".sluice").mkdir()
-    (tmp_path / ".sluice" / "jars").symlink_to((settings().home / "jars").resolve())
+    (tmp_path / ".sluice" / "jars").symlink_to(settings().jars.resolve())
     yield tmp_path
     broker.stop(tmp_path / ".sluice" / "kafka")
 

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from sluice.local.broker import running as running_broker
-from sluice.settings import settings
 from tests.faults.conftest import Observe
 from tests.faults.shops import Shops, running_shops
 from tests.faults.test_interruptions import LONG_S, marker
@@ -76,11 +75,8 @@ class DeltaShops(Shops):
 @pytest.fixture
 def shops(tmp_path: Path) -> Iterator[DeltaShops]:
     lake = tmp_path / "lake"
-    variables = {"SLUICE_DELTA_JARS": str(settings().delta_jars)}
     tables = ("DeltaTable", f'"{lake}/totals"', f'"{lake}/log"')
-    with running_shops(
-        DeltaShops, tmp_path, variables, *tables, delta=True, log=f"delta:{lake}/log", lake=lake
-    ) as made:
+    with running_shops(DeltaShops, tmp_path, {}, *tables, delta=True, log=f"delta:{lake}/log", lake=lake) as made:
         yield made
 
 

@@ -70,7 +70,7 @@ class Adder:
         self.settings = {
             "SLUICE_HOME": str(self.folder / "home"),
             "SLUICE_PIPELINES": str(self.folder / "jobs"),
-            "SLUICE_JARS": str(ROOT / ".sluice" / "jars" / "spark"),
+            "SLUICE_JARS": str(ROOT / ".sluice" / "jars"),
             "SLUICE_KAFKA": json.dumps({"bootstrap.servers": self.kafka.bootstrap}),
         }
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 0, "log_level": 0})

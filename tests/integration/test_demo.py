@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    (tmp_path / "jars").symlink_to(settings().jars.parent)
+    (tmp_path / "jars").symlink_to(settings().jars)
     yield tmp_path / "demo"
     clear(tmp_path / "demo")
 

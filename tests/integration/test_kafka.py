@@ -178,7 +178,7 @@ def test_a_second_broker_on_the_same_folder_is_rejected(broker: EmbeddedKafka) -
 
 
 def test_a_broker_outlives_its_command_keeps_its_data_and_says_why_it_cannot_start(tmp_path: Path) -> None:
-    jars = (settings().home / "jars" / "broker").resolve()
+    jars = (settings().jars / "broker").resolve()
     archive = archive_file(jars.parent, sorted(jars.glob("*.jar")))
     first = processes.start(tmp_path, free_port())
     assert processes.running(tmp_path) == first

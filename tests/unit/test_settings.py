@@ -25,8 +25,7 @@ def test_defaults_are_below_one_folder() -> None:
         pipelines=Path.cwd() / "spark_jobs",
         ledger=f"sqlite:///{home}/ledger.sqlite",
         shards=f"sqlite:///{home}/shards",
-        jars=home / "jars" / "spark",
-        delta_jars=home / "jars" / "delta",
+        jars=home / "jars",
         kafka={"bootstrap.servers": "127.0.0.1:9092"},
         spark_conf={},
         max_records=None,
@@ -40,7 +39,7 @@ def test_home_moves_every_path_that_is_not_set() -> None:
     values = Settings.read({"SLUICE_HOME": "/srv/state", "SLUICE_LEDGER": "postgresql+psycopg://db/sluice"})
     assert values.ledger == "postgresql+psycopg://db/sluice"
     assert values.shards == "sqlite:////srv/state/shards"
-    assert values.jars == Path("/srv/state/jars/spark")
+    assert values.jars == Path("/srv/state/jars")
 
 
 @pytest.mark.parametrize("name", ["a?b", "p%41x", "h#x", "späce ü", "a:b", "q'u\"o"])

@@ -35,7 +35,6 @@ def sluice(*arguments: str) -> Result:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path))
-    monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "none"))
     settings.cache_clear()
     yield
     settings.cache_clear()
@@ -65,7 +64,7 @@ def test_answers(arguments: tuple[str, ...], expected: str) -> None:
     ("arguments", "expected"),
     [
         (("explain", "nothing"), "There is no pipeline 'nothing'"),
-        (("run", "orders"), "There are no jars in"),
+        (("run", "nothing"), "There is no pipeline 'nothing'"),
         (("generations", "list", "nothing"), "The ledger has no pipeline 'nothing'"),
         (("produce", "orders", "--start", "soon"), "--start 'soon' is not a time."),
         (("produce", "products", "--start", "soon"), "--start 'soon' is not a time."),

@@ -16,7 +16,7 @@ import pytest
 from typing_extensions import override
 
 from sluice.errors import SettingsError
-from sluice.provision.class_archive import ARCHIVE_OPTIONS, class_archive
+from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
 from sluice.spark_submit import (
@@ -45,8 +45,8 @@ sys.exit(3)
 def test_empty_options_are_omitted() -> None:
     cluster = Submission("spark://host:7077", ("orders", "main"), {}, jars="a.jar,b.jar").command
     assert cluster[1:] == ["--master", "spark://host:7077", "--jars", "a.jar,b.jar", str(APPLICATION), "orders", "main"]
-    local = Submission("local[2]", ("orders",), {}, driver_class_path="jars/*", conf={"spark.a": "b"}).command
-    assert local[3:7] == ["--driver-class-path", "jars/*", "--conf", "spark.a=b"]
+    local = Submission("local[2]", ("orders",), {}, driver_class_path="a.jar:b.jar", conf={"spark.a": "b"}).command
+    assert local[3:7] == ["--driver-class-path", "a.jar:b.jar", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
 
 
@@ -78,8 +78,6 @@ def test_a_filter_of_standard_error_drops_only_javas_warning(capfd: pytest.Captu
 
 @pytest.fixture
 def configuration(tmp_path: Path) -> Settings:
-    (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / "connector.jar").touch()
     return Settings.read(
         {
             "SLUICE_HOME": str(tmp_path),
@@ -98,7 +96,9 @@ def configuration(tmp_path: Path) -> Settings:
 )  # fmt: skip
 def test_only_a_local_executor_shares_the_drivers_class_path(master: str, local: bool, configuration: Settings) -> None:
     assert is_local(master) == local
-    with submission(configuration, {}, master, ["orders"]) as submitted:
+    (configuration.jars / "delta").mkdir(parents=True)
+    (configuration.jars / "delta" / "delta.jar").touch()
+    with submission(configuration, {}, master, ["orders"], delta=True) as submitted:
         assert bool(submitted.jars) == bool(submitted.files) == (not local)
         assert ("SPARK_LOCAL_IP" in submitted.environment) == local
 
@@ -242,7 +242,7 @@ def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd:
 
 def test_one_run_at_a_time_writes_the_archive_of_classes(tmp_path: Path) -> None:
     """Writing takes 20 seconds of CPU time, which each of several first runs would spend."""
-    (jar := tmp_path / "connector.jar").touch()
+    (jar := tmp_path / "delta.jar").touch()
     with class_archive(tmp_path, [jar]) as first:
         name, _, unfinished = first.partition("=")
         assert name == "-XX:ArchiveClassesAtExit"
@@ -255,8 +255,21 @@ def test_one_run_at_a_time_writes_the_archive_of_classes(tmp_path: Path) -> None
         assert Path(archive).read_text() == "classes"
 
 
+def test_an_archive_belongs_to_a_version_of_spark_and_to_the_jars(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java would not use another one's archive, and so would start slowly every time."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (core := tmp_path / "jars" / "spark-core_2.13-4.2.0.jar").parent.mkdir()
+    core.touch()
+    (jar := tmp_path / "delta.jar").touch()
+    without, with_delta = archive_file(tmp_path, []), archive_file(tmp_path, [jar])
+    core.rename(core.with_name("spark-core_2.13-4.2.1.jar"))
+    assert len({without, with_delta, archive_file(tmp_path, []), archive_file(tmp_path, [jar])}) == 4
+
+
 def test_the_unfinished_archive_of_a_run_that_was_killed_is_removed(tmp_path: Path) -> None:
-    (jar := tmp_path / "connector.jar").touch()
+    (jar := tmp_path / "delta.jar").touch()
     with class_archive(tmp_path, [jar]) as option:
         own = Path(option.partition("=")[2])
         (left := own.with_suffix(".1")).write_text("classes")
@@ -265,7 +278,7 @@ def test_the_unfinished_archive_of_a_run_that_was_killed_is_removed(tmp_path: Pa
 
 
 def test_after_a_run_that_wrote_no_archive_the_next_one_may(tmp_path: Path) -> None:
-    (jar := tmp_path / "connector.jar").touch()
+    (jar := tmp_path / "delta.jar").touch()
     for _ in range(2):
         with class_archive(tmp_path, [jar]) as option:
             assert option.startswith("-XX:ArchiveClassesAtExit=")

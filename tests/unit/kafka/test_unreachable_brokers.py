@@ -71,8 +71,6 @@ def address() -> str:
 def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The same address, set as SLUICE_KAFKA."""
     home = tmp_path_factory.mktemp("home")
-    (home / "jars" / "spark").mkdir(parents=True)
-    (home / "jars" / "spark" / "connector.jar").touch()
     monkeypatch.setenv("SLUICE_HOME", str(home))
     monkeypatch.delenv("SLUICE_JARS", raising=False)
     monkeypatch.setenv("SLUICE_KAFKA", json.dumps({"bootstrap.servers": address, "sasl.password": "hunter2"}))

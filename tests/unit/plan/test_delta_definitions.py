@@ -230,21 +230,22 @@ def test_unknown_types_have_to_be_given() -> None:
 
 
 def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
-    for folder, jar in (("spark", "kafka.jar"), ("delta", "delta.jar")):
-        (tmp_path / "jars" / folder).mkdir(parents=True)
-        (tmp_path / "jars" / folder / jar).touch()
+    jars = [tmp_path / "jars" / "delta" / name for name in ("delta-spark.jar", "delta-storage.jar")]
+    jars[0].parent.mkdir(parents=True)
+    for jar in jars:
+        jar.touch()
     configuration = Settings.read({"SLUICE_HOME": str(tmp_path)})
     with submission(configuration, {}, "spark://host:7077", ["shops"]) as without:
-        assert without.jars == f"{tmp_path}/jars/spark/kafka.jar"
-        assert without.driver_class_path == f"{tmp_path}/jars/spark/*"
+        assert without.jars == without.driver_class_path == ""
         assert "io.delta" not in json.dumps(dict(without.conf))
     own = replace(configuration, spark_conf={"spark.sql.extensions": "org.example.Own"})
     with submission(own, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
-        assert submitted.jars == f"{tmp_path}/jars/spark/kafka.jar,{tmp_path}/jars/delta/delta.jar"
-        assert submitted.driver_class_path == f"{tmp_path}/jars/spark/*:{tmp_path}/jars/delta/*"
+        assert submitted.jars == f"{jars[0]},{jars[1]}"
+        assert submitted.driver_class_path == f"{jars[0]}:{jars[1]}"
         assert submitted.conf["spark.sql.extensions"] == "org.example.Own,io.delta.sql.DeltaSparkSessionExtension"
         assert submitted.conf["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-    (tmp_path / "jars" / "delta" / "delta.jar").unlink()
+    for jar in jars:
+        jar.unlink()
     with (
         pytest.raises(SettingsError, match=r"There are no jars in .*jars/delta.*python -m sluice\.provision jars"),
         submission(configuration, {}, "local[2]", ["shops"], delta=True),

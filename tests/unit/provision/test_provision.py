@@ -62,24 +62,20 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
 
 def test_the_committed_lock_contains_exactly_the_required_jars() -> None:
     lock = jars.read_lock()
-    spark = {str(jar.module) for jar in lock if jar.bundle is Bundle.SPARK}
-    assert spark == {
-        "org.apache.commons:commons-pool2:2.12.0",
-        "org.apache.kafka:kafka-clients:3.9.1",
-        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
-        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    }
+    delta = {str(jar.module) for jar in lock if jar.bundle is Bundle.DELTA}
+    assert delta == {"io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0"}
     broker = {str(jar.module) for jar in lock if jar.bundle is Bundle.BROKER}
     assert {"org.apache.kafka:kafka_2.13:4.1.1", "org.apache.kafka:kafka-clients:4.1.1"} < broker
     assert len(broker) == 46
     assert all(len(jar.sha256) == 64 for jar in lock)
 
 
-def test_the_extra_spark_has_the_version_of_the_jars() -> None:
+def test_the_extra_spark_has_the_version_for_which_delta_lake_is_locked() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     spark = {need for need in extras["spark"] if need.startswith("pyspark")}
-    (version,) = {jar.module.revision for jar in jars.read_lock() if jar.module.name.startswith("spark-sql-kafka")}
-    assert spark == {f"pyspark=={version}", f"pyspark-client=={version}"}
+    (name,) = {jar.module.name for jar in jars.read_lock() if jar.module.name.startswith("delta-spark")}
+    _, version, _ = name.split("_")
+    assert spark == {f"pyspark=={version}.0", f"pyspark-client=={version}.0"}
 
 
 def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -90,7 +86,7 @@ def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repo
         f"{jar.bundle}/{jar.module.file}" for jar in CONTENT
     }
     assert len(arrived) == len(CONTENT)
-    assert sorted(path.name for path in root.iterdir()) == ["broker", "delta", "spark"], "no other file is left"
+    assert sorted(path.name for path in root.iterdir()) == ["broker", "delta"], "no other file is left"
 
 
 def test_the_second_time_nothing_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -105,16 +101,16 @@ def test_only_the_bundle_with_a_missing_jar_is_downloaded_again(
 ) -> None:
     root = tmp_path / "jars"
     jars.provide(root, JAVA, lock=lock)
-    (root / "spark" / "spark-3-1.0.jar").unlink()
+    (root / "delta" / "delta-3-1.0.jar").unlink()
     repository.requested.clear()
     jars.provide(root, JAVA, lock=lock)
-    assert {module.name.split("-")[0] for module in repository.requested} == {"spark"}
-    assert len(list((root / "spark").glob("*.jar"))) == 12
+    assert {module.name.split("-")[0] for module in repository.requested} == {"delta"}
+    assert len(list((root / "delta").glob("*.jar"))) == 12
 
 
 def test_one_bundle_can_be_downloaded_alone(tmp_path: Path, lock: Path, repository: Repository) -> None:
-    jars.provide(tmp_path, JAVA, bundles=[Bundle.SPARK], lock=lock)
-    assert (jars.count_missing(tmp_path, [Bundle.SPARK], lock), jars.count_missing(tmp_path, lock=lock)) == (0, 24)
+    jars.provide(tmp_path, JAVA, bundles=[Bundle.DELTA], lock=lock)
+    assert (jars.count_missing(tmp_path, [Bundle.DELTA], lock), jars.count_missing(tmp_path, lock=lock)) == (0, 12)
 
 
 def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -123,7 +119,7 @@ def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: 
     lock.write_text("".join(f"{jar}\n" for jar in CONTENT if not jar.module.name.endswith("-3")))
     jars.provide(root, JAVA, lock=lock)
     assert not list(root.rglob("*-3-1.0.jar"))
-    assert len(list(root.rglob("*.jar"))) == len(CONTENT) - 3
+    assert len(list(root.rglob("*.jar"))) == len(CONTENT) - 2
 
 
 def test_a_wrong_checksum_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -136,13 +132,13 @@ def test_a_wrong_checksum_installs_nothing(tmp_path: Path, lock: Path, repositor
 
 
 def test_a_missing_jar_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
-    del repository.content[Module("org.example", "spark-11", "1.0")]
-    with pytest.raises(PreflightError, match=r"no jar for org\.example:spark-11:1\.0"):
+    del repository.content[Module("org.example", "delta-11", "1.0")]
+    with pytest.raises(PreflightError, match=r"no jar for org\.example:delta-11:1\.0"):
         jars.provide(tmp_path / "jars", JAVA, lock=lock)
-    assert not (tmp_path / "jars" / "spark").exists()
+    assert not (tmp_path / "jars" / "delta").exists()
 
 
-@pytest.mark.parametrize("line", ["abc", "abc spark", "abc spark org.example:one", "abc flink org.example:one:1"])
+@pytest.mark.parametrize("line", ["abc", "abc delta", "abc delta org.example:one", "abc flink org.example:one:1"])
 def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> None:
     (tmp_path / "jars.lock").write_text(line)
     with pytest.raises(ValueError, match=line):
