@@ -11,7 +11,7 @@ HeaderValue: TypeAlias = str | bytes | None
 
 
 class EncodedHeader(msgspec.Struct):
-    """A header in the JSON of Spark, which writes bytes in base64."""
+    """A header in the JSON of a row. As in Spark's JSON, bytes are base64."""
 
     key: str
     value: bytes | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -25,7 +23,7 @@ HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
 """Reads the headers of the records at these places; leaves out records that are no longer in their topics."""
 
 Texts: TypeAlias = pa.Array | pa.ChunkedArray
-"""Each record's headers as Spark's JSON, or null."""
+"""Each record's headers as JSON (see `values/headers.py`), or null."""
 
 
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
@@ -39,13 +37,8 @@ def header(key: str, value: str) -> dict[str, str | bytes]:
 
 
 def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
-    """Decode a record's headers from Spark's JSON, in which values are base64."""
-    headers: list[dict[str, str | bytes | None]] = []
-    for header in json.loads(text) if text else []:
-        # Spark leaves out the value of a header that is null.
-        value = header.get("value")
-        headers.append({"key": header["key"], "value": None if value is None else b64decode(value)})
-    return headers
+    """Decode a record's headers from their JSON."""
+    return [{"key": header.key, "value": header.value} for header in decode_headers(text or "[]")]
 
 
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:

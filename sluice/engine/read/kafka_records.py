@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -23,7 +22,8 @@ from sluice.engine.batch.batch_start import Range, this_batch
 from sluice.engine.batch.job_topics import at, kafka_errors
 from sluice.errors import EngineError
 from sluice.kafka.brokers import COMMITS_NOTHING, quiet
-from sluice.kafka.topics import Headers, headers_of
+from sluice.kafka.topics import headers_of
+from sluice.values.headers import Headers
 
 RECORDS = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
@@ -144,7 +144,7 @@ def _record_batch(part: Range, records: Sequence[Message], offsets: Sequence[int
     count = len(records)
     milliseconds = np.array([message.timestamp()[1] for message in records], np.int64)
     headers = list(map(headers_of, records))
-    texts = pa.array(map(_header_text, headers), pa.string()) if any(headers) else pa.nulls(count, pa.string())
+    texts = [Headers(pairs).json() for pairs in headers] if any(headers) else pa.nulls(count)
     columns = [
         pa.repeat(pa.scalar(part.topic), count),
         pa.repeat(pa.scalar(part.partition, pa.int32()), count),
@@ -152,19 +152,9 @@ def _record_batch(part: Range, records: Sequence[Message], offsets: Sequence[int
         pa.array(milliseconds * 1_000).cast(pa.timestamp("us", "UTC")),
         pa.array([message.key() for message in records], pa.binary()),
         pa.array([message.value() for message in records], pa.binary()),
-        texts,
+        pa.array(texts, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
-
-
-def _header_text(headers: Headers) -> str | None:
-    """A record's headers as JSON, in which the value of a header that is null is missing."""
-    if not headers:
-        return None
-    pairs: list[dict[str, str | bytes]] = []
-    for name, value in headers:
-        pairs.append({"key": name} if value is None else {"key": name, "value": value})
-    return msgspec.json.encode(pairs).decode()
 
 
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
