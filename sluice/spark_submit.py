@@ -369,7 +369,7 @@ def delta_conf(settings: Settings) -> dict[str, str]:
 
 
 def delta_jars(settings: Settings) -> list[Path]:
-    """The jars of Delta Lake that set-up has downloaded. Raises SettingsError if there are none."""
+    """The jars of Delta Lake. Raises SettingsError if set-up has not downloaded them."""
     # Imported only here, because only runs with Delta tables need the module.
     from sluice.provision.jars import Bundle
 

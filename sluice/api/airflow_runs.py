@@ -101,7 +101,7 @@ class AirflowRuns:
         return holders
 
     def _marked(self, session: Session, runs: Iterable[DagRun]) -> dict[str, str]:
-        """DAG → the user who has marked its run by hand. Covers only those of `runs` that have failed."""
+        """For the failed runs among `runs`: DAG → the user who has marked the run as failed."""
         failed = [(run.dag_id, run.run_id) for run in runs if str(run.state) == "failed"]
         if not failed:
             return {}

@@ -122,7 +122,7 @@ def _oldest_kept(
 
 
 def _compact(location: str, keep_from: int) -> int:
-    # Versions replaced by the newest batch are kept, because a retry of that batch starts from
-    # them. Before the first batch, there are none.
+    # A retry of the newest batch starts from the versions that this batch has replaced, so they are
+    # kept. Batch 0 has replaced nothing, and `keep_from` is then -1.
     with open_shard(location, to_write=True) as shard:
         return shard.compact(max(keep_from, 0))

@@ -1,4 +1,4 @@
-"""Tells which steps behind a filtered table leave out deletions of rows that the filter has never passed."""
+"""Finds the steps after a filtered table that send no deletion for a row that has never passed the filter."""
 
 from __future__ import annotations
 

@@ -437,9 +437,9 @@ class Scopes:
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """The scope with a row for each merged stream that contains the record."""
         first = scopes[0]
-        # An earlier step may have turned a record into several rows. A merged stream that does not
-        # follow this step takes only the first of the rows. Only a later layer can tell which row
-        # is the first, so the merge gets a layer after all layers so far.
+        # An earlier step may have turned a record into several rows. If a merged stream does not
+        # follow this step, only the first of these rows counts for the stream. A layer cannot find
+        # the first row among rows that it makes itself, so the merge gets a new layer.
         depth = self.columns.next_layer(first.stage)
         # As in Kafka Streams, of several children of a step, the child that was declared first is
         # processed first, with all steps that follow it.

@@ -230,7 +230,7 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
 
 
 def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if Spark certainly does not accept an argument, according to the table of arguments."""
+    """Raise TopologyError if Spark would refuse an argument, according to the table of arguments."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     kinds = [type_expression(argument, types).type for argument in arguments_of(node)]

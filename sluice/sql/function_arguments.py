@@ -217,7 +217,7 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
 
 
 def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
-    """The first argument that a function or an operator certainly does not accept; None if there is none.
+    """The first argument that Spark would refuse; None if Spark may accept all arguments.
 
     `kinds` has the types of `arguments_of(node)`, with an empty text for an unknown type.
     """

@@ -37,8 +37,8 @@ class _LeftChanges:
     adds: Mask
     """Whether the change adds or replaces the left row. Other changes remove it."""
     ends: Indices
-    """The index of the row that makes the next change of the same left row. If there is none, the index
-    after the last row of the foreign key."""
+    """The index of the next change of the same left row. Without a next change, the index after the foreign
+    key's last row."""
     own_keys: pa.Array
     """The left row's own key."""
     ranks: Indices

@@ -60,7 +60,7 @@ def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(confi
         assert submitted.driver_command[-1] == "orders"
         assert not Path(variables[CONNECTION]).exists()
         assert Path(variables[CONNECTION]).parent.is_dir()
-        # Sets of text have the same order in every driver, whoever has started it.
+        # A set of texts has the same order in every driver, whether `sluice run` or Airflow has started it.
         assert variables["PYTHONHASHSEED"] == "0"
 
 
