@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
+from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -97,7 +98,25 @@ def context(settings: Settings, name: str) -> SparkContext:
         find_java()
     with _settings_errors():
         spark_conf = SparkConf().setAppName(name).setAll([*configuration(settings).items()])
-        return SparkContext.getOrCreate(spark_conf)
+        started = SparkContext.getOrCreate(spark_conf)
+    let_updates_end(started)
+    return started
+
+
+class _Updates(UpdateRequestHandler):
+    """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
+
+    def handle(self) -> None:
+        # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback. But
+        # the end of the JVM has an error message already, from `jvm_errors`.
+        with suppress(EOFError, ConnectionError):
+            super().handle()
+
+
+def let_updates_end(spark: SparkContext) -> None:
+    """Let the connection for updates of accumulators end without a traceback when the JVM ends."""
+    server: Any = spark._accumulatorServer
+    server.RequestHandlerClass = _Updates
 
 
 @contextmanager

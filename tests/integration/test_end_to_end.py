@@ -256,7 +256,9 @@ def test_the_run_counts_what_happened_to_every_record(platform: LocalPlatform, t
 def test_openlineage_events_have_the_datasets_and_the_audit(platform: LocalPlatform, totals: Totals) -> None:
     runs = [run["dag_run_id"] for run in wait_for_runs(platform, 1)]
     events = [json.loads(line) for line in (platform.home / LINEAGE).read_text().splitlines()]
-    events = [event for event in events if event["job"]["name"] == f"{PIPELINE}.main"]
+    # If a task's heartbeat is late, on a busy machine, Airflow's scheduler ends the try. The scheduler then sends
+    # the event FAIL itself, without datasets, because it does not have the task's operator.
+    events = [event for event in events if event["job"]["name"] == f"{PIPELINE}.main" and event["eventType"] != "FAIL"]
     kafka, ledger = f"kafka://{platform.kafka_config['bootstrap.servers']}", platform.home / "ledger.sqlite"
     state = f"sluice://{ledger}"
     topics = {"general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"}

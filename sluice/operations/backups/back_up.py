@@ -1,9 +1,10 @@
 """Backs up all pipelines of a ledger while runs go on: the ledger and all shards.
 
-A backup has the ledger and the shards as SQLite files, whatever databases they come from. The
-ledger is copied in one transaction. Then a read transaction in each shard keeps the shard
-unchanged for the copy. If no snapshot was published meanwhile, the shards have all batches of the
-copied ledger and at most one more batch, which the copy omits.
+A backup has the ledger and the shards as SQLite files, whatever databases they come from. A read
+transaction in each shard keeps the shard unchanged for the copy. Then the ledger is copied in one
+read transaction. If no snapshot was published between the first and the last of these beginnings,
+the shards have all batches of the copied ledger and at most one more batch, which the copy omits.
+The beginnings take milliseconds, however long the ledger is copied.
 """
 
 from __future__ import annotations
@@ -72,29 +73,30 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
 
 @contextmanager
 def _pin_shards(ledger: Ledger, copy: Ledger) -> Iterator[list[Source]]:
-    """Copy the ledger, then pin each shard: begin a read transaction, which sees no later write.
+    """Pin each shard: begin a read transaction, which sees no later write. Then copy the ledger.
 
-    Tries again until no snapshot was published between the copy of the ledger and the beginning of
-    the last read transaction. Shards at state servers cannot be pinned.
+    Tries again until no snapshot was published between the first look at the ledger and the
+    beginning of its copy. Shards at state servers cannot be pinned.
     """
     for _ in range(_ATTEMPTS):
         with ExitStack() as stack:
-            copy_ledger(ledger, copy)
+            generations = published_generations(ledger)
             sources: list[Source] = []
             try:
-                for info, batch in published_generations(copy):
+                for info, batch in generations:
                     for worker in info.workers:
                         shard = stack.enter_context(open_shard(worker.location))
                         if isinstance(shard, LocalShard):
                             stack.enter_context(shard.pinned())
                         sources.append((info, worker, batch, shard))
             except StateError:
-                if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
+                if published_generations(ledger) == generations:
                     raise
-                # The ledger has changed since it was copied: a generation and its shards may have
-                # been removed. The next attempt begins.
+                # The ledger has changed meanwhile: a generation and its shards may have been
+                # removed. The next attempt begins.
                 continue
-            if ledger.snapshots.kept_batches() == copy.snapshots.kept_batches():
+            copy_ledger(ledger, copy)
+            if published_generations(copy) == generations:
                 yield sources
                 return
     raise StateError(

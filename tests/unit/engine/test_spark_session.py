@@ -1,16 +1,19 @@
-"""The settings of a Spark session: its checkpoint's files, and when Spark compiles a query's expressions."""
+"""The settings of a Spark session, when Spark compiles a query's expressions, and what a killed JVM leaves."""
 
 from __future__ import annotations
 
 import json
+import socket
+import struct
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.accumulators import _start_update_server
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_updates_end
 from sluice.errors import EngineError
 from sluice.settings import Settings
 
@@ -23,6 +26,20 @@ def test_a_jvm_that_was_killed_is_named_with_what_to_do(error: Exception) -> Non
     nothing: Any = None
     with pytest.raises(EngineError, match="JVM has ended"), jvm_errors(), query_errors(nothing, nothing, nothing):
         raise error
+
+
+def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "secret"
+    server = _start_update_server(secret, is_unix_domain_sock=False)
+    spark: Any = SimpleNamespace(_accumulatorServer=server)
+    let_updates_end(spark)
+    # The server handles one connection after the other: the second is answered when the first has ended.
+    for _ in range(2):
+        with socket.create_connection(server.server_address) as jvm:
+            jvm.sendall(secret.encode() + struct.pack("!i", 0))
+            assert jvm.recv(1) == b"\1"
+    server.shutdown()
+    assert capsys.readouterr().err == ""
 
 
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:

@@ -103,6 +103,24 @@ def test_backups_are_consistent_while_batches_are_published(database: str, tmp_p
             assert content(ledger) == expected(*range(batch + 1))
 
 
+def test_a_backup_begins_although_a_batch_is_published_during_every_copy_of_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying a long history takes longer than a batch."""
+    old = Installation(settings_of(tmp_path / "old"))
+
+    def copied(source: Ledger, target: Ledger) -> None:
+        copy_ledger(source, target)
+        old.publish()
+
+    monkeypatch.setattr("sluice.operations.backups.back_up.copy_ledger", copied)
+    back_up(old.ledger, tmp_path / "backup")
+    new = settings_of(tmp_path / "new")
+    restore(tmp_path / "backup", new)
+    with Ledger.open(new.ledger) as ledger:
+        assert content(ledger) == expected(0)
+
+
 def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     with open_shard(old.states.location(0), to_write=True) as shard:
