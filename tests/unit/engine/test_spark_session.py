@@ -30,7 +30,7 @@ def test_a_jvm_that_was_killed_is_named_with_what_to_do(error: Exception) -> Non
 
 def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(capsys: pytest.CaptureFixture[str]) -> None:
     secret = "secret"
-    server = _start_update_server(secret, is_unix_domain_sock=False)
+    server: Any = _start_update_server(secret, is_unix_domain_sock=False)
     spark: Any = SimpleNamespace(_accumulatorServer=server)
     let_updates_end(spark)
     # The server handles one connection after the other: the second is answered when the first has ended.
