@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,46 @@ class Results:
 S = TypeVar("S")
 
 
+class KeyStates(Sequence[S]):
+    """The states of many keys, by the numbers of the keys.
+
+    The state of a key that has none yet is made when it is first read. In a batch with many keys, most keys of a
+    join or of short windows have no state, neither before the batch nor after it.
+    """
+
+    def __init__(self, keys: Sequence[str], states: MutableMapping[str, S], new_state: Callable[[], S]) -> None:
+        """`states`: the key of each state that there is; new states are added."""
+        self._keys = keys
+        self._states = states
+        self._new_state = new_state
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, at: int) -> S: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[S]: ...
+    def __getitem__(self, at: int | slice) -> S | list[S]:
+        if isinstance(at, slice):
+            return [self._state(key) for key in self._keys[at]]
+        return self._state(self._keys[at])
+
+    def __iter__(self) -> Iterator[S]:
+        return map(self._state, self._keys)
+
+    def existing(self) -> Iterator[tuple[int, S]]:
+        """The numbers of the keys that have a state, and their states."""
+        states = self._states
+        return ((number, states[key]) for number, key in enumerate(self._keys) if key in states)
+
+    def _state(self, key: str) -> S:
+        state = self._states.get(key)
+        if state is None:
+            self._states[key] = state = self._new_state()
+        return state
+
+
 class RowFailedError(Exception):
     """A row has failed. Only if the rows are processed one by one is it known for which row an author's code fails."""
 
@@ -117,7 +157,7 @@ class RowFailedError(Exception):
 class ColumnOperator(Operator[S], Protocol[S]):
     """An operator that can also process all rows of many keys at once, with the same results and states."""
 
-    def process_columns(self, states: Sequence[S], rows: KeyedRows) -> Results | None:
+    def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
         """Process all rows, and change the `states` of their keys in place.
 
         Returns None, and changes no state, if these rows have to be processed one by one. Raises RowFailedError if a

@@ -42,6 +42,7 @@ from sluice.operators.aggregation.window_ranges import (
     spread_windows,
 )
 from sluice.operators.base import DEFAULT_OUTPUT
+from sluice.operators.columns import KeyStates
 from sluice.operators.lateness import closes_at
 from sluice.operators.suppress import Suppress, Waiting, sends_twice
 from sluice.values.calendar_windows import CalendarWindow
@@ -62,9 +63,9 @@ class HeldWindows:
     """The largest event time in each window's aggregate."""
 
     @classmethod
-    def of(cls, states: Sequence[Windows]) -> Self:
-        """The windows in the states of the keys; `states` has them in the order of the keys' numbers."""
-        windows = [(key, start, time) for key, state in enumerate(states) for start, (time, _) in state.items()]
+    def of(cls, states: KeyStates[Windows]) -> Self:
+        """The windows in the states of the keys."""
+        windows = [(key, start, time) for key, state in states.existing() for start, (time, _) in state.items()]
         keys, starts, times = np.array(windows, np.int64).reshape(-1, 3).T
         return cls(keys, starts, times)
 
@@ -269,7 +270,8 @@ class ColumnAggregation:
         window = self.window
         times = table.column("time").to_numpy()[complete]
         encoded = table.column("key").take(pa.array(complete)).combine_chunks().dictionary_encode()
-        held = HeldWindows.of([self.run.states[key] for key in encoded.dictionary.to_pylist()])
+        keys = encoded.dictionary.to_pylist()
+        held = HeldWindows.of(KeyStates(keys, self.run.states, self.operator.new_state))
         all_times = np.concatenate((times, held.starts, held.times))
         line = Line.over(len(encoded.dictionary), all_times, reach_of(window))
         places = line.places(encoded.indices.to_numpy(), times)
@@ -333,14 +335,14 @@ class ColumnAggregation:
             results.times[number] = max(results.times[number], time)
             end = time if are_sessions else int(results.ends[number])
             for run in self.suppressing:
-                run.states[key].pop((start, end), None)
+                run.state(key).pop((start, end), None)
             if are_sessions:
                 results.starts[number] = min(results.starts[number], start)
                 results.ends[number] = results.times[number]
         values = results.values.to_numpy(zero_copy_only=False)
         for number, aggregate in aggregates_of.items():
             key = results.key_texts[results.keys[number]].as_py()
-            self.run.states[key][int(results.starts[number])] = int(results.times[number]), aggregate
+            self.run.state(key)[int(results.starts[number])] = int(results.times[number]), aggregate
             values[number] = calculation.result(aggregate)
         results.values = pa.array(values, pa.string())
         if are_sessions:
@@ -369,7 +371,7 @@ class ColumnAggregation:
         keys = results.where(chosen & is_needed).texts_of_keys().to_pylist()
         times = results.starts[kept].tolist(), results.times[kept].tolist()
         for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
-            self.run.states[key][start] = time, aggregate
+            self.run.state(key)[start] = time, aggregate
 
 
 def _ranks(in_order: npt.NDArray[np.intp]) -> Numbers:
@@ -413,7 +415,7 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
     )
     times = (column.tolist() for column in (waiting.starts, waiting.ends, waiting.times))
     for key, value, headers_of_last, start, end, time in zip(keys, values, headers, *times, strict=True):
-        run.states[key][start, end] = Waiting(end, value, time, None, None if suppress.is_final else headers_of_last)
+        run.state(key)[start, end] = Waiting(end, value, time, None, None if suppress.is_final else headers_of_last)
 
 
 def _emitted(operator: int, count: int, columns: dict[str, Any]) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from sluice.engine.stages.stage_output import Released, StageOperator, StageOutp
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
-from sluice.operators.columns import KeyedRows, Results, RowFailedError, replaced_values
+from sluice.operators.columns import KeyedRows, KeyStates, Results, RowFailedError, replaced_values
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.stream_join import StreamJoin
@@ -157,10 +157,14 @@ class OperatorRun:
         self._position: Position | None = None
         """The position of the last result that a suppress step has got."""
         self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
+        if timeline is not None and isinstance(self.operator, StreamJoin):
+            self.operator.end_batch_at(self.closed, timeline.latest_of_sides)
         self._stored = stored
         self._decode = state_decoder(self.operator.state_type)
         self.states: dict[str, Any] = {}
-        """The states of the loaded keys; operators change them in place."""
+        """The states of the loaded keys that have one; operators change them in place."""
+        self._loaded: set[str] = set()
+        """The loaded keys. A key without a state gets one when a row or a result first needs it."""
         self._versions: dict[str, Replaced] = {}
         """The versions of the states that were loaded. The shard stores only the states that have
         changed since then."""
@@ -281,27 +285,27 @@ class OperatorRun:
         if isinstance(self.operator, Process):
             assert self.timeline is not None
             reached = self.timeline.closed_at(position)
-            self.operator.release(self._state(key), key, due, max(due, reached), output)
+            self.operator.release(self.state(key), key, due, max(due, reached), output)
         elif isinstance(self.operator, VersionedJoin):
             assert self.timeline is not None
             latest_of_sides = self.timeline.latest_of_sides_at(position)
-            self.operator.close(self._state(key), key, due, output, latest_of_sides)
+            self.operator.close(self.state(key), key, due, output, latest_of_sides)
         else:
-            self.operator.close(self._state(key), key, due, output)
+            self.operator.close(self.state(key), key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
 
     def load(self, keys: Sequence[str]) -> None:
         """Load the states of the keys that are not loaded, in one read."""
-        keys = [key for key in keys if key not in self.states]
-        loaded = self._states_in_store(keys) if self.spec.has_states_in_store else self._stored_states(keys)
-        for key in keys:
-            state = loaded.get(key)
-            self.states[key] = state = self.operator.new_state() if state is None else state
-            # A processor replaces entries, and never changes them in place, so copied dictionaries
-            # still have the entries before the batch.
-            if self.spec.queryable_stores:
-                assert isinstance(self.operator, Process)
-                self._entries_before[key] = [entries.copy() for entries in self.operator.entries(state)]
+        keys = [key for key in keys if key not in self._loaded]
+        self._loaded.update(keys)
+        self.states |= self._states_in_store(keys) if self.spec.has_states_in_store else self._stored_states(keys)
+        if self.spec.queryable_stores:
+            assert isinstance(self.operator, Process)
+            for key in keys:
+                # A processor replaces entries, and never changes them in place, so copied dictionaries
+                # still have the entries before the batch.
+                entries_of_key = self.operator.entries(self.state(key))
+                self._entries_before[key] = [entries.copy() for entries in entries_of_key]
 
     def _stored_states(self, keys: Sequence[str]) -> dict[str, Any]:
         states: dict[str, Any] = {}
@@ -345,7 +349,8 @@ class OperatorRun:
         if process_columns is None:
             return False
         try:
-            results: Results | None = process_columns([self.states[key] for key in keyed.keys], keyed)
+            states = KeyStates(keyed.keys, self.states, self.operator.new_state)
+            results: Results | None = process_columns(states, keyed)
         except RowFailedError:
             self._forget_states()
             self.load(keyed.keys)
@@ -411,7 +416,7 @@ class OperatorRun:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
         if state is None:
-            state = self._state(key)
+            state = self.state(key)
         if self._may_send_twice and not row.old:
             self._send_replaced(state, row, output)
         self._process(state, row, output)
@@ -432,14 +437,17 @@ class OperatorRun:
         """Process the old and the new value of a table's change as a unit."""
         assert isinstance(self.operator, TableAggregate)
         output.operator, output.row, output.headers = self.spec, new, new.headers
-        self.operator.change(self._state(new.key), old, new, output)
+        self.operator.change(self.state(new.key), old, new, output)
 
-    def _state(self, key: str | None) -> Any:
+    def state(self, key: str | None) -> Any:
+        """The state of a key; a new state if the key has none yet."""
         # A row without a key belongs to no state. The operator drops it, or sends it on.
         if key is None:
             return self.operator.new_state()
-        if key not in self.states:
+        if key not in self._loaded:
             self.load([key])
+        if key not in self.states:
+            self.states[key] = self.operator.new_state()
         return self.states[key]
 
     def close(self, output: StageOutput) -> None:
@@ -456,7 +464,7 @@ class OperatorRun:
         now, timer_before = self._stored.before.now, self._timer_before()
         if isinstance(self.operator, Process) and (timer_before is None or BEFORE_ALL < timer_before <= now):
             due = [*due, *self._stored.wall_due(self.spec.number, now)]
-        self.load([key for key in dict.fromkeys(due) if key not in self.states and key not in self._finished])
+        self.load([key for key in dict.fromkeys(due) if key not in self._finished])
 
     def finish_keys(self, output: StageOutput) -> None:
         """Finish the loaded keys after their last row: drop expired state, fire wall-clock timers, collect states."""
@@ -474,7 +482,7 @@ class OperatorRun:
         self._forget_states()
 
     def _forget_states(self) -> None:
-        for of_keys in (self.states, self._versions, self._entries_before):
+        for of_keys in (self.states, self._loaded, self._versions, self._entries_before):
             of_keys.clear()
 
     def _drop_expired(self, latest_of_sides: tuple[int, int], output: StageOutput) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.columns import KeyedRows, KeyStates, Results
 from sluice.operators.joins.by_key import How, joined
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.lateness import JoinLateness
@@ -112,6 +111,13 @@ class StreamJoin:
         self._is_outer = any(self.outer)
         self.lateness = JoinLateness(window)
         self.shared: Watch | None = None
+        self._passed = -1, -1
+        """For each side, the stream time that has been passed for all keys when the batch ends."""
+
+    def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
+        """Set the stream times at which the batch ends, so that no record is stored that `close` would forget."""
+        left, right = latest_of_sides
+        self._passed = min(left, closed), min(right, closed)
 
     def watch(self) -> None:
         """Enable the search for unmatched records of all keys; see `Watch`."""
@@ -148,7 +154,7 @@ class StreamJoin:
         self._store(state, row, waits_for_match)
         self._forget_expired(state, row.latest_of_sides)
 
-    def process_columns(self, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
+    def process_columns(self, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
         # In an outer join, a result depends on which records the earlier rows have matched, so its
         # rows are processed one by one.
         results = None if self._is_outer else join_columns(self.lateness, states, rows)
@@ -156,17 +162,17 @@ class StreamJoin:
             self._keep_unexpired(states, rows)
         return results
 
-    def _keep_unexpired(self, states: Sequence[Sides], rows: KeyedRows) -> None:
+    def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
         """Store the rows' records, except records that can no longer be matched after the last row of their key.
 
         Forget stored records that can no longer be matched, too.
         """
         last = rows.last_of_keys(rows.has_value)
-        latest = zip(*(rows.stream_times[name][last].tolist() for name in ("left", "right")), strict=True)
-        for state, index, latest_of_sides in zip(states, last.tolist(), latest, strict=True):
-            if index >= 0 and (state.left.records or state.right.records):
-                self._forget_expired(state, latest_of_sides)
-        stored = unexpired_rows(self.lateness, rows)
+        left, right = (rows.stream_times[name] for name in ("left", "right"))
+        for number, state in states.existing():
+            if (index := last[number]) >= 0:
+                self._forget_expired(state, (int(left[index]), int(right[index])))
+        stored = unexpired_rows(self.lateness, rows, self._passed)
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
         columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
         for number, side, time, value in zip(*columns, values, strict=True):

@@ -6,7 +6,6 @@ other. As in `StreamJoin.process`, the later record of a pair causes the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, pairs_of_ranges
+from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, Results, Times, pairs_of_ranges
 from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
 
@@ -36,9 +35,9 @@ class _Records:
     values: pa.Array
 
     @classmethod
-    def of(cls, states: Sequence[Sides], rows: KeyedRows) -> _Records:
+    def of(cls, states: KeyStates[Sides], rows: KeyedRows) -> _Records:
         keys, times, sides, values = [], [], [], []
-        for number, state in enumerate(states):
+        for number, state in states.existing():
             for side, kept in enumerate((state.left, state.right)):
                 for record in kept.records:
                     keys.append(number)
@@ -59,7 +58,7 @@ class _Records:
         return of_side[np.lexsort((self.order[of_side], self.times[of_side], self.keys[of_side]))]
 
 
-def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRows) -> Results | None:
+def join_columns(lateness: JoinLateness, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
     """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
     latest = rows.stream_times["left"], rows.stream_times["right"]
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
@@ -91,10 +90,17 @@ def join_columns(lateness: JoinLateness, states: Sequence[Sides], rows: KeyedRow
     )
 
 
-def unexpired_rows(lateness: JoinLateness, rows: KeyedRows) -> Indices:
-    """The rows whose records can still be matched after the last row of their key."""
+def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, int]) -> Indices:
+    """The rows whose records can still be matched after the batch.
+
+    `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
+    """
     last = np.repeat(rows.last_of_keys(rows.has_value), np.diff(rows.starts))
-    latest = np.where(rows.sides == LEFT, rows.stream_times["left"][last], rows.stream_times["right"][last])
+    left, right = (
+        np.maximum(rows.stream_times[name][last], of_all)
+        for name, of_all in zip(("left", "right"), passed, strict=True)
+    )
+    latest = np.where(rows.sides == LEFT, left, right)
     return np.flatnonzero(rows.has_value & (rows.times > lateness.last_expired(latest)))
 
 

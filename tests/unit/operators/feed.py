@@ -14,7 +14,7 @@ import pyarrow as pa
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
 from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
-from sluice.operators.columns import ColumnOperator, KeyedRows, Results, RowFailedError
+from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, Results, RowFailedError
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
@@ -172,30 +172,35 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
         numbers = [number for _, number in keyed]
         keys = sorted({key for key, _ in keyed})
         states = _states(operator, keys, ran)
+        of_keys = KeyStates(keys, states, operator.new_state)
         if keys:
             try:
-                of_columns = times | latest if isinstance(operator, StreamJoin) else times
-                results = operator.process_columns(states, _keyed_rows(rows, numbers, keys, of_columns))
+                of_columns = times
+                if isinstance(operator, StreamJoin):
+                    of_columns = times | latest
+                    operator.end_batch_at(closed[end - 1], latest_of_sides[end - 1])
+                results = operator.process_columns(of_keys, _keyed_rows(rows, numbers, keys, of_columns))
             except RowFailedError:
                 states, results = _states(operator, keys, ran), None
+                of_keys = KeyStates(keys, states, operator.new_state)
             if results is None:
                 for key, number in keyed:
-                    _process(operator, states[keys.index(key)], rows[number], number, times | latest, ran)
+                    _process(operator, of_keys[keys.index(key)], rows[number], number, times | latest, ran)
             else:
                 _add(results, [rows[number] for number in numbers], ran)
-        ran.states |= {key: encode_state(state) for key, state in zip(keys, states, strict=True)}
+        ran.states |= {key: encode_state(state) for key, state in states.items()}
         ran.headers = None
         if isinstance(operator, Aggregation):
-            operator.send_last_results(dict(zip(keys, states, strict=True)), ran)
+            operator.send_last_results(states, ran)
         _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
         first = end
     return ran
 
 
-def _states(operator: Operator[Any], keys: Sequence[str], ran: Ran) -> list[Any]:
-    """The states of keys as of the batches so far."""
+def _states(operator: Operator[Any], keys: Sequence[str], ran: Ran) -> dict[str, Any]:
+    """The states of the keys that have one as of the batches so far."""
     decode = state_decoder(operator.state_type)
-    return [decode(ran.states[key]) if key in ran.states else operator.new_state() for key in keys]
+    return {key: decode(ran.states[key]) for key in keys if key in ran.states}
 
 
 def _process(

@@ -20,7 +20,7 @@ from sluice.operators.aggregation.aggregate import Aggregate, RowsAggregate, Win
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Custom, Functions
 from sluice.operators.base import LEFT, MOVED, RIGHT
-from sluice.operators.columns import ColumnOperator, KeyedRows, RowFailedError
+from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, RowFailedError
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
@@ -263,7 +263,7 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest
     texts = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
     rows = KeyedRows(["k"], np.array([0, 6]), texts | {"time": pa.array([1] * 6)}, times_of(6))
     with pytest.raises(RowFailedError):
-        processor.process_columns([state], rows)
+        processor.process_columns(KeyStates(["k"], {"k": state}, summing().new_state), rows)
     by_row, by_columns = run(summing(), made), run_in_columns(summing(), made)
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
@@ -289,6 +289,7 @@ def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in
     }
     latest = {"left": np.array([90, 10]), "right": np.array([-1, 10])}
     join = StreamJoin("inner", within("5 ms"))
-    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
+    states = KeyStates(["k"], {}, join.new_state)
+    assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
     latest["left"] = np.array([90, 90])
-    assert join.process_columns([join.new_state()], KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
+    assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
