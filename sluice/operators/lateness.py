@@ -79,6 +79,19 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
     return stream_time - open_ms
 
 
+def session_kept_ms(window: SessionWindow, waits_until_final: bool, retention_ms: int | None) -> int:
+    """How long after its end an aggregate keeps a session.
+
+    `waits_until_final`: the next operator holds the results back until no record can change them.
+    """
+    lateness = WindowLateness(window)
+    # In Kafka Streams, the store usually forgets a session one millisecond before records become late
+    # for it. If results are sent only when they are final, the store keeps the session for this
+    # millisecond, too.
+    kept_ms = lateness.late_at(0) if waits_until_final else lateness.closes_at(0)
+    return max(kept_ms, retention_ms or 0)
+
+
 class JoinLateness:
     """When the records of a join of two streams can no longer be matched, and when they are sent unmatched.
 

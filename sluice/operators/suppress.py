@@ -260,6 +260,45 @@ class Suppress:
         out.emit(key, waiting.value, waiting.time, window=bounds)
 
 
+class ClosingWindows(Suppress):
+    """Sends the last result of each window when the window closes. The engine reads it from the aggregate's state.
+
+    The aggregate before this step keeps each window exactly until it closes, so its state has the
+    results that wait. The state of this step has only what the aggregate does not know: the headers
+    of each window's last update, unless the result gets the headers of the record that closes the
+    window.
+    """
+
+    state_type: Any = dict[Bounds, str]
+
+    def process(self, state: dict[Bounds, str], row: Row, out: Output) -> None:  # type: ignore[override]
+        assert row.window is not None
+        self.keep_headers(state, row.window, row.headers)
+
+    def keep_headers(self, state: dict[Bounds, str], window: Bounds, headers: str | None) -> None:
+        """Keep the headers of a window's last update."""
+        if headers is None or self.is_final:
+            state.pop(window, None)
+        else:
+            state[window] = headers
+
+    def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]
+        """When the first window with headers closes."""
+        return closes_at(min(end for _, end in state), self.wait_ms) if state else None
+
+    def close(
+        self,
+        state: dict[Bounds, str],  # type: ignore[override]
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Forget the headers of closed windows."""
+        for window in [window for window in state if closes_at(window[1], self.wait_ms) <= closed]:
+            del state[window]
+
+
 def sends_twice(operator: object, window: object) -> bool:
     """Whether an operator may send two results of a window for one record.
 

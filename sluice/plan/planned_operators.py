@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.operators.base import LEFT, READ, RIGHT
+from sluice.operators.lateness import WindowLateness, session_kept_ms
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -18,7 +19,8 @@ from sluice.plan.operator_parameters import (
 )
 from sluice.plan.steps import Sink, Step
 from sluice.values import row_order
-from sluice.values.windows import AnyWindow
+from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.windows import AnyWindow, SessionWindow, Window
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ class PlannedOperator:
     """The columns of the operator's results that later expressions read."""
     reads_pattern: bool = False
     """Whether the topics match a pattern, so that the next run may read more of them."""
+    reads_windows: bool = False
+    """Whether this is a suppress step that reads the results of closed windows from the state of the aggregate
+    before it (see `keeps_waiting_windows`)."""
 
     @property
     def number(self) -> int:
@@ -194,6 +199,29 @@ class PlannedOperator:
             and action.max_records is action.max_bytes is action.early_ms is None
             and not self.retracts
         )
+
+    def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
+        """Whether the windows in this operator's state are the windows whose results a suppress step holds back.
+
+        They are if the operator forgets each window at the stream time at which the step sends the window's result.
+        The step then needs no copy of the results.
+        """
+        waiting = suppress.action
+        if not isinstance(waiting, Suppress) or not suppress.sends_only_final_results or suppress.by_window:
+            return False
+        # Cogrouped streams may forget a window for each other before the step sends its result.
+        if not isinstance(self.action, Aggregate | PythonAggregate) or self.by_window or self.timed_sides:
+            return False
+        action = self.action
+        match self.window:
+            case Window() | CalendarWindow() as window:
+                return waiting.wait_ms == WindowLateness(window).closes_at(0)
+            case SessionWindow() as window:
+                is_final = action.emit == "window_close"
+                return waiting.wait_ms == session_kept_ms(window, is_final, action.retention_ms)
+            case _:
+                # Later sliding windows are made from windows that have closed.
+                return False
 
     @property
     def joins_versions(self) -> bool:

@@ -103,19 +103,21 @@ class StagePlanner:
         The condition of an edge depends on all steps of its stage that turn a record into several rows.
         """
         self._add_values()
-        names = {operator.number: operator.name for operator in self.operators}
         chained_to = {operator.chained_to for operator in self.operators}
         operators = []
+        by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
+            before = None if operator.chained_to is None else by_number[operator.chained_to]
             results = {operator.result}
             if isinstance(operator.action, Process):
                 results = {output.column for output in operator.action.outputs.values()}
-            clock = operator.name if operator.chained_to is None else names[operator.chained_to]
+            clock = operator.name if before is None else before.name
             finished = replace(
                 operator,
                 edges=tuple(map(self._with_condition, operator.edges)),
                 clock=clock,
                 waits_for_close=operator.waits_for_close or operator.number in chained_to,
+                reads_windows=before is not None and before.keeps_waiting_windows(operator),
                 columns_read=frozenset(results & self.columns.results_read),
             )
             operators.append(finished)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import CalendarWindow, Digits, Pipeline, hopping, session, sliding, tumbling
 from sluice.engine.stages import column_aggregation
+from sluice.plan import PlannedOperator, plan
 from sluice.testing import TopologyTestDriver
 from sluice.values.calendar_windows import Period
 from sluice.values.windows import AnyWindow, SessionWindow
@@ -52,7 +55,7 @@ WINDOWS = {
     "session": session("4 ms", grace="3 ms"),
     "sessions without grace": session("4 ms"),
 }
-STEPS = ["every update", "suppress", "on close", "early"]
+STEPS = ["every update", "suppress", "suppress and every update", "on close", "early"]
 COSTS = [Decimal("0"), Decimal("1.5"), Decimal("-0.25")]
 WEIGHTS = [0.1, -1e30, 3.0]
 VISITS = st.builds(
@@ -95,17 +98,23 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
             "heaviest": "max_by(struct(seconds, cost), weight)",
         }
     table: Any = windows.aggregate(columns, store="visits_by_window")
-    if step == "suppress":
+    if step == "suppress and every update":
+        table.to("changes")
+    if step.startswith("suppress"):
         table = table.suppress_until_window_closes()
     if step != "every update":
         table.to("final")
     return pipeline
 
 
-def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int) -> Results:
-    """The results of a pipeline that aggregates batches of this many records in columns."""
+def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int, *, copies_results: bool = False) -> Results:
+    """The results of a pipeline that aggregates batches of this many records in columns.
+
+    `copies_results`: suppress steps hold back copies of results, instead of reading them from the aggregate's state.
+    """
     with (
         patch.object(column_aggregation, "FEWEST_ROWS", fewest_rows),
+        patch.object(PlannedOperator, "keeps_waiting_windows", return_value=False) if copies_results else nullcontext(),
         TopologyTestDriver(pipeline, partitions={"visits": 2}) as driver,
     ):
         for record in piped:
@@ -130,4 +139,14 @@ def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: s
     # Time goes on by a millisecond with each record, and a record may be up to 20 milliseconds older.
     piped = [record._replace(time=max(0, 9 + number - record.time)) for number, record in enumerate(steps)]
     pipeline = pipeline_of(WINDOWS[window], step)
-    assert results_of(pipeline, piped, ALWAYS) == results_of(pipeline, piped, NEVER)
+    by_row = results_of(pipeline, piped, NEVER)
+    assert results_of(pipeline, piped, ALWAYS) == by_row
+    if step not in ("every update", "early"):
+        assert results_of(pipeline, piped, NEVER, copies_results=True) == by_row
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_suppress_step_reads_the_windows_that_the_aggregate_keeps_until_they_close(window: str) -> None:
+    job = plan(pipeline_of(WINDOWS[window], "suppress")).job
+    # An aggregate keeps sliding windows for longer than the suppress step needs them.
+    assert [operator.reads_windows for operator in job.operators] == [False, window != "sliding"]

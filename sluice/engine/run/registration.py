@@ -108,6 +108,8 @@ def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
         made = f"number {operator.number} > {definition}"
         # A processor that becomes queryable needs a rebuild, because its
         # earlier changes were not published.
+        if operator.reads_windows:
+            made += " > windows in the aggregate"
         is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
         yield operator.name, f"{made} > not queryable" if is_hidden else made
 

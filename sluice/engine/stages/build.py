@@ -35,7 +35,7 @@ from sluice.operators.merge import Merge
 from sluice.operators.passed_rows import PassedRows
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
-from sluice.operators.suppress import BufferLimit, Suppress
+from sluice.operators.suppress import BufferLimit, ClosingWindows, Suppress
 from sluice.operators.table import Latest, LatestVersion
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
@@ -114,12 +114,8 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return PassedRows
         case plan.Latest():
             return _table(action, retracts=retracts)
-        case plan.Suppress(early_ms=int(early_ms)):
-            return partial(EarlyResults, action.wait_ms, early_ms, retracts=retracts)
         case plan.Suppress():
-            limit = BufferLimit(action.max_records, action.max_bytes, action.when_full)
-            options = {"retracts": retracts, "filtered": action.filtered}
-            return partial(Suppress, action.until, action.wait_ms, limit, **options)
+            return _suppress(action, retracts=retracts, reads_windows=operator.reads_windows)
         case plan.StreamJoin(how=how, window=window):
             return partial(StreamJoin, how, window)
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
@@ -145,6 +141,16 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case _:  # the planned action is the operator itself
             assert not isinstance(action, plan.Call | plan.TableLookup)
             return partial(copy, action)
+
+
+def _suppress(suppress: plan.Suppress, *, retracts: bool, reads_windows: bool) -> Make:
+    if suppress.early_ms is not None:
+        return partial(EarlyResults, suppress.wait_ms, suppress.early_ms, retracts=retracts)
+    if reads_windows:
+        return partial(ClosingWindows, suppress.until, suppress.wait_ms)
+    limit = BufferLimit(suppress.max_records, suppress.max_bytes, suppress.when_full)
+    options = {"retracts": retracts, "filtered": suppress.filtered}
+    return partial(Suppress, suppress.until, suppress.wait_ms, limit, **options)
 
 
 def _table(table: plan.Latest, *, retracts: bool) -> Make:

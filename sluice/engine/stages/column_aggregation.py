@@ -18,12 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import boolean_mask
-from sluice.engine.batch.row_schemas import LAST, SORT_KEY, rows, sorted_indices
-from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
+from sluice.engine.batch.row_schemas import LAST, SORT_KEY, sorted_indices
+from sluice.engine.batch.stream_time import Mask, Times
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
-from sluice.engine.stages.result_paths import release_paths, result_paths
 from sluice.engine.stages.stage_output import StageOutput
+from sluice.engine.stages.window_results import WindowResults, closed_rows, emitted_rows
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.column_functions import (
     Aggregates,
@@ -41,10 +41,9 @@ from sluice.operators.aggregation.window_ranges import (
     reach_of,
     spread_windows,
 )
-from sluice.operators.base import DEFAULT_OUTPUT
 from sluice.operators.columns import KeyStates
 from sluice.operators.lateness import closes_at
-from sluice.operators.suppress import Suppress, Waiting, sends_twice
+from sluice.operators.suppress import ClosingWindows, Suppress, Waiting, sends_twice
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
@@ -111,51 +110,6 @@ class Records:
         return continued
 
 
-@dataclass
-class WindowResults:
-    """The last result in a batch of each window that has changed."""
-
-    key_texts: pa.Array
-    """The texts of the keys, by number."""
-    keys: Numbers
-    starts: Numbers
-    ends: Numbers
-    times: Numbers
-    values: pa.Array
-    """The results as JSON."""
-    headers: pa.Array
-    """The headers of each window's last record, as JSON."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def where(self, chosen: Mask) -> WindowResults:
-        taken = pa.array(chosen)
-        return WindowResults(
-            self.key_texts,
-            self.keys[chosen],
-            self.starts[chosen],
-            self.ends[chosen],
-            self.times[chosen],
-            self.values.filter(taken),
-            self.headers.filter(taken),
-        )
-
-    def texts_of_keys(self) -> pa.Array:
-        """The text of each window's key."""
-        return self.key_texts.take(pa.array(self.keys))
-
-    def columns(self) -> dict[str, Any]:
-        """The columns of the results' rows, without their positions and headers."""
-        return {
-            "key": self.texts_of_keys(),
-            "value": self.values,
-            "time": pa.array(self.times),
-            "window_start": pa.array(self.starts),
-            "window_end": pa.array(self.ends),
-        }
-
-
 @dataclass(frozen=True)
 class ColumnAggregation:
     """The aggregation of an operator, and the suppress steps that get its results directly."""
@@ -175,9 +129,9 @@ class ColumnAggregation:
         operator = run.operator
         if not isinstance(operator, WindowAggregation) or operator.retracts:
             return None
-        # This class does the work of `Suppress` itself. A subclass may hold back more than the last
-        # result of a window.
-        if any(type(each.operator) is not Suppress for each in suppressing):
+        # This class does the work of suppress steps itself. Any other subclass may hold back more
+        # than the last result of a window.
+        if any(type(each.operator) not in (Suppress, ClosingWindows) for each in suppressing):
             return None
         window = operator.window
         # If several records have the largest value of `max_by`, the order in which sessions merge
@@ -253,7 +207,7 @@ class ColumnAggregation:
         )
         is_merged = self._merge_with_held(records, windows, aggregates, results, output)
         self._hold(results, aggregates, ~is_merged)
-        output.add_rows(_emitted(self.run.spec.number, len(results), results.columns() | self._at_end))
+        output.add_rows(emitted_rows(self.run.spec.number, len(results), results.columns() | self._at_end))
         for run in self.suppressing:
             _suppress(run, results, output)
         return records.rows
@@ -339,11 +293,13 @@ class ColumnAggregation:
             if are_sessions:
                 results.starts[number] = min(results.starts[number], start)
                 results.ends[number] = results.times[number]
+        is_needed = self._is_needed(results)
         values = results.values.to_numpy(zero_copy_only=False)
         for number, aggregate in aggregates_of.items():
-            key = results.key_texts[results.keys[number]].as_py()
-            self.run.state(key)[int(results.starts[number])] = int(results.times[number]), aggregate
             values[number] = calculation.result(aggregate)
+            if is_needed[number]:
+                key = results.key_texts[results.keys[number]].as_py()
+                self.run.state(key)[int(results.starts[number])] = int(results.times[number]), aggregate
         results.values = pa.array(values, pa.string())
         if are_sessions:
             # A result's key includes the session's bounds: if they change, a tombstone deletes the old key.
@@ -357,7 +313,7 @@ class ColumnAggregation:
         """Rows that delete sessions from the store, given their keys, starts and ends."""
         keys, starts, ends, _ = zip(*sessions, strict=True)
         columns = {"key": pa.array(keys), "window_start": pa.array(starts), "window_end": pa.array(ends)}
-        return _emitted(self.run.spec.number, len(keys), columns | {"time": columns["window_end"]} | self._at_end)
+        return emitted_rows(self.run.spec.number, len(keys), columns | {"time": columns["window_end"]} | self._at_end)
 
     @property
     def _at_end(self) -> dict[str, Any]:
@@ -366,12 +322,17 @@ class ColumnAggregation:
 
     def _hold(self, results: WindowResults, aggregates: Aggregates, chosen: Mask) -> None:
         """Keep the aggregates of the chosen windows that later batches may need."""
-        is_needed = self.operator.expires_at(results.starts, results.times) > self.run.closed
-        kept = np.flatnonzero(chosen & is_needed)
-        keys = results.where(chosen & is_needed).texts_of_keys().to_pylist()
+        is_kept = chosen & self._is_needed(results)
+        kept = np.flatnonzero(is_kept)
+        keys = results.where(is_kept).texts_of_keys().to_pylist()
         times = results.starts[kept].tolist(), results.times[kept].tolist()
         for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
             self.run.state(key)[start] = time, aggregate
+
+    def _is_needed(self, results: WindowResults) -> Mask:
+        """Mask of the windows whose aggregates later batches may need."""
+        is_needed: Mask = self.operator.expires_at(results.starts, results.times) > self.run.closed
+        return is_needed
 
 
 def _ranks(in_order: npt.NDArray[np.intp]) -> Numbers:
@@ -398,27 +359,20 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
     assert timeline is not None
     due = closes_at(results.ends, suppress.wait_ms)
     is_closed = due <= timeline.closed_after
-    closed, waiting = results.where(is_closed), results.where(~is_closed)
-    if len(closed):
-        due = due[is_closed]
-        advances = timeline.closings(due)
-        released = release_paths(advances.column("path").combine_chunks(), due, closed.texts_of_keys())
-        position = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin")}
-        position["path"] = result_paths(released, np.zeros(len(closed), np.intp))
-        # A final result has the headers of the record that has advanced stream time; any other result has
-        # the headers of the window's last record.
-        headers = advances.column("headers").combine_chunks() if suppress.is_final else closed.headers
-        columns = closed.columns() | position | {"headers": headers}
-        output.add_rows(_emitted(run.spec.number, len(closed), columns))
+    if is_closed.any():
+        output.add_rows(closed_rows(run.spec, suppress, timeline, results.where(is_closed), due[is_closed]))
+    is_waiting = ~is_closed
+    if isinstance(suppress, ClosingWindows):
+        # The aggregate's state has the results.
+        is_waiting &= boolean_mask(results.headers.is_valid())
+    waiting = results.where(is_waiting)
     keys, values, headers = (
         column.to_pylist() for column in (waiting.texts_of_keys(), waiting.values, waiting.headers)
     )
     times = (column.tolist() for column in (waiting.starts, waiting.ends, waiting.times))
     for key, value, headers_of_last, start, end, time in zip(keys, values, headers, *times, strict=True):
-        run.state(key)[start, end] = Waiting(end, value, time, None, None if suppress.is_final else headers_of_last)
-
-
-def _emitted(operator: int, count: int, columns: dict[str, Any]) -> pa.RecordBatch:
-    """The results of an operator as rows."""
-    fixed = {"target": operator, "emitted": True, "output": DEFAULT_OUTPUT, "before": BEFORE_ALL, "after": BEFORE_ALL}
-    return rows(count, columns | fixed)
+        if isinstance(suppress, ClosingWindows):
+            suppress.keep_headers(run.state(key), (start, end), headers_of_last)
+        else:
+            headers_of_result = None if suppress.is_final else headers_of_last
+            run.state(key)[start, end] = Waiting(end, value, time, None, headers_of_result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -32,6 +32,9 @@ from sluice.operators.suppress import Suppress, sends_twice
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Replaced, State, StoredState
 from sluice.state.shard.shard import Shard
+
+if TYPE_CHECKING:
+    from sluice.engine.stages.closing_run import ClosingRun
 
 _ROWS_UNCHECKED = 100
 """A task checks once per so many rows whether it has collected so many results that it must pass them on."""
@@ -175,6 +178,8 @@ class OperatorRun:
         """The states of the finished keys, for the shard. A key is finished after its last row."""
         self._finished: set[str] = set()
         """The finished keys, if the operator has a stream time."""
+        self.window_readers: list[ClosingRun] = []
+        """The suppress steps that read the results of closed windows from this aggregate's states."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
         # In Kafka Streams, the stream time of a task decides when the task searches for the
@@ -230,11 +235,20 @@ class OperatorRun:
             case _:
                 releases = None
         if releases is not None:
-            due = self._due_until(releases.timeline.closed_after)
-            self.load(due)
-            for key in due:
-                releases.schedule(key, self._release_due(key), BEGIN)
+            self._schedule_due(releases)
         return releases
+
+    def _schedule_due(self, releases: Releases) -> None:
+        """Schedule the results of earlier batches that are due in this batch."""
+        due = self._due_until(releases.timeline.closed_after)
+        self.load(due)
+        for key in due:
+            releases.schedule(key, self._release_due(key), BEGIN)
+
+    @property
+    def _number_of_states(self) -> int:
+        """The number of the operator whose states say when this operator's results are due."""
+        return self.spec.number
 
     def _due_until(self, until: int) -> list[str]:
         """The keys with results that are due at `until`.
@@ -244,7 +258,7 @@ class OperatorRun:
         """
         if isinstance(self.operator, ExpiringTable) and self.operator.is_timed_by_clock:
             return self._stored.wall_due(self.spec.number, until)
-        return self._stored.due(self.spec.number, until)
+        return self._stored.due(self._number_of_states, until)
 
     def _release_due(self, key: str) -> int | None:
         assert isinstance(self.operator, StreamJoin | Suppress | Process | VersionedJoin | ExpiringTable)
@@ -291,8 +305,12 @@ class OperatorRun:
             latest_of_sides = self.timeline.latest_of_sides_at(position)
             self.operator.close(self.state(key), key, due, output, latest_of_sides)
         else:
-            self.operator.close(self.state(key), key, due, output)
+            self._close_key(key, due, output)
         self.releases.schedule(key, self._release_due(key), position)
+
+    def _close_key(self, key: str, due: int, output: StageOutput) -> None:
+        """Send the results of a key that are due at the stream time `due`."""
+        self.operator.close(self.state(key), key, due, output)
 
     def load(self, keys: Sequence[str]) -> None:
         """Load the states of the keys that are not loaded, in one read."""
@@ -452,6 +470,8 @@ class OperatorRun:
 
     def close(self, output: StageOutput) -> None:
         """End the batch: send due results, and finish the loaded keys and the keys that are due."""
+        for reader in self.window_readers:
+            reader.send_closed(output)
         if self.releases is not None:
             self.release(output, END, with_row=True)
         if self.timeline is not None:
@@ -540,7 +560,7 @@ class OperatorRun:
         if isinstance(self.operator, StreamJoin) and self.operator.shared is not None:
             # As in Kafka Streams, a record that is already due waits for the next search for unmatched records.
             after = min(after, self.operator.shared.looked)
-        return {name: self._stored.earliest_result(self.spec.number, after)}
+        return {name: self._stored.earliest_result(self._number_of_states, after)}
 
     @property
     def _waits_for_time(self) -> bool:

@@ -19,6 +19,7 @@ from sluice.engine.batch.row_schemas import STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
+from sluice.engine.stages.closing_run import ClosingRun
 from sluice.engine.stages.column_aggregation import ColumnAggregation
 from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
@@ -184,7 +185,12 @@ class StageRun:
         operators: dict[int, OperatorRun] = {}
         for operator in stage.operators:
             timeline = timelines.get(operator.plan.clock)
-            operators[operator.number] = OperatorRun(operator, states, timeline)
+            if operator.chained_to is not None and operator.plan.reads_windows:
+                assert timeline is not None
+                run: OperatorRun = ClosingRun(operator, states, timeline, operators[operator.chained_to])
+            else:
+                run = OperatorRun(operator, states, timeline)
+            operators[operator.number] = run
         answers: dict[int, RecordedAnswers] = {}
         for number, run in operators.items():
             asking = run.operator
@@ -237,6 +243,8 @@ class StageRun:
         Send due results before and after each row.
         """
         output, operator = self.output, runs[0]
+        for reader in operator.window_readers:
+            reader.expect_rows(rows.keys())
         releasing = [run for run in runs if run.releases is not None]
         replaced = operator.replaced_rows(rows)
         old_row: Row | None = None

@@ -580,6 +580,10 @@ class WindowAggregation(Aggregation):
         """
         raise NotImplementedError
 
+    def bounds_of(self, start: int, time: int) -> Bounds:
+        """The bounds of a window in the state; `time` is the time of its aggregate."""
+        raise NotImplementedError
+
     def due(self, state: Windows) -> int | None:
         return min([self.expires_at(start, time) for start, (time, _) in state.items()], default=None)
 
@@ -621,6 +625,9 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def _bounds(self, start: int) -> Bounds:
         return start, self.window.end_of(start)
+
+    def bounds_of(self, start: int, time: int) -> Bounds:
+        return self._bounds(start)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Add the row's value to each open window that contains the row's time, the earliest first."""

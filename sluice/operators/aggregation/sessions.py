@@ -10,8 +10,8 @@ from typing import Any
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-from sluice.operators.lateness import closes_at, last_closed_end
-from sluice.values.windows import SessionWindow
+from sluice.operators.lateness import closes_at, last_closed_end, session_kept_ms
+from sluice.values.windows import Bounds, SessionWindow
 
 
 class SessionAggregate(WindowAggregation):
@@ -37,12 +37,7 @@ class SessionAggregate(WindowAggregation):
         retention_ms: int | None = None,
     ) -> None:
         super().__init__(calculation, window, retracts=retracts)
-        # In Kafka Streams, the store usually forgets a session one millisecond before records
-        # become late for it. If results are sent only when they are final, the store keeps the
-        # session for this millisecond, too.
-        kept_ms = self.lateness.late_at(0) if waits_until_final else self.lateness.closes_at(0)
-        self._kept_ms = max(kept_ms, retention_ms or 0)
-        """How long after its end a session is kept."""
+        self._kept_ms = session_kept_ms(window, waits_until_final, retention_ms)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
@@ -95,6 +90,9 @@ class SessionAggregate(WindowAggregation):
             if start <= latest_start and end >= earliest_end:
                 near.append(start)
         return sorted(near)
+
+    def bounds_of(self, start: int, time: int) -> Bounds:
+        return start, time
 
     def expires_at(self, start: Any, time: Any) -> Any:
         return closes_at(time, self._kept_ms)
