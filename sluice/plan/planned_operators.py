@@ -145,6 +145,8 @@ class PlannedOperator:
     """The columns of the operator's results that later expressions read."""
     reads_pattern: bool = False
     """Whether the topics match a pattern, so that the next run may read more of them."""
+    only_windows_wait: bool = False
+    """Whether other steps need this operator's stream time only to send the results of closed windows."""
     reads_windows: bool = False
     """Whether this is a suppress step that reads the results of closed windows from the state of the aggregate
     before it (see `keeps_waiting_windows`)."""
@@ -222,6 +224,17 @@ class PlannedOperator:
             case _:
                 # Later sliding windows are made from windows that have closed.
                 return False
+
+    @property
+    def closing_times(self) -> Window | None:
+        """The windows whose closes are the only changes of stream time that the operator's workers need to know.
+
+        None if the workers need to know more changes.
+        """
+        # Rows from one topic have the stream times that the operator itself needs.
+        if isinstance(self.window, Window) and self.only_windows_wait and self.is_timed_by_source:
+            return self.window
+        return None
 
     @property
     def joins_versions(self) -> bool:

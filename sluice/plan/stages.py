@@ -104,6 +104,7 @@ class StagePlanner:
         """
         self._add_values()
         chained_to = {operator.chained_to for operator in self.operators}
+        others_wait = {each.chained_to for each in self.operators if not each.sends_only_final_results}
         operators = []
         by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
@@ -117,6 +118,7 @@ class StagePlanner:
                 edges=tuple(map(self._with_condition, operator.edges)),
                 clock=clock,
                 waits_for_close=operator.waits_for_close or operator.number in chained_to,
+                only_windows_wait=operator.number in chained_to and operator.number not in others_wait,
                 reads_windows=before is not None and before.keeps_waiting_windows(operator),
                 columns_read=frozenset(results & self.columns.results_read),
             )

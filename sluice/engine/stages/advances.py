@@ -31,8 +31,10 @@ from sluice.engine.batch.stream_time import (
     advance,
 )
 from sluice.operators.columns import CHANGE_OF_ROW, replaced_values
+from sluice.operators.lateness import WindowLateness
 from sluice.plan import Edge, Job, PlannedOperator
 from sluice.plan.operator_parameters import Aggregate, Process, PythonAggregate, Suppress
+from sluice.values.windows import Window
 
 ADVANCES = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
@@ -78,6 +80,8 @@ class Advances:
             )
             if operator.number in self.only_last:
                 batch = _latest_rows(batch)
+            elif (window := operator.closing_times) is not None:
+                batch = _closing_rows(batch, window)
             self.batches.setdefault(operator.number, []).append(batch)
 
     def reports(
@@ -243,6 +247,21 @@ def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         of_number = np.flatnonzero(numbers == number)
         latest.append(of_number[np.argmax(times[of_number])])
     return batch.take(pa.array(latest))
+
+
+def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
+    """The rows of each partition that may close windows, and the row with the largest event time."""
+    times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
+    chosen = np.zeros(len(times), np.bool_)
+    for number in np.unique(numbers):
+        of_number = np.flatnonzero(numbers == number)
+        latest = np.maximum.accumulate(times[of_number])
+        last_closed_start = WindowLateness(window).last_closed_end(latest) - window.size_ms
+        closed = last_closed_start // window.every_ms
+        # The first row may close windows that were open before these rows.
+        chosen[of_number[np.diff(closed, prepend=closed[0] - 1) > 0]] = True
+        chosen[of_number[np.argmax(times[of_number])]] = True
+    return batch.filter(pa.array(chosen))
 
 
 def partition_numbers(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:

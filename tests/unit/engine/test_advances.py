@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, tumbling, within
+from sluice import Pipeline, hopping, tumbling, within
 from sluice.engine.batch.row_schemas import BEGIN, END, SCHEMA, STREAM_TIME, origins, rows
 from sluice.engine.batch.side_outputs import open_table
 from sluice.engine.batch.stream_time import CLOSED, StreamTimes
@@ -150,7 +150,7 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
     groups = pipeline.stream("t", value=Order).group_by_key()
     counts = groups.windowed_by(tumbling("10 ms")).aggregate(store="s", c="first(_key)")
     if waits:
-        counts.suppress_until_window_closes().to("closed")
+        counts.suppress_until_time_limit("5 ms").to("at_last")
     operators = plan(pipeline).job.operators
     operator = operators[0]
     everything, reported = Advances(), Advances(only_last_times(operators))
@@ -175,3 +175,20 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
     now, then = (Timeline(operator, [one], before(2, "t")) for one in made)
     assert (now.after, now.closed_after) == (then.after, then.closed_after)
     assert now.after == {f"{operator.clock}/t/0": 98, f"{operator.clock}/t/1": 499}
+
+
+@pytest.mark.parametrize("step", ["closes", "limit"])
+def test_a_step_that_waits_for_closed_windows_needs_only_the_rows_that_close_windows(step: str) -> None:
+    pipeline = Pipeline("p")
+    groups = pipeline.stream("t", value=Order).group_by_key()
+    hopping_windows = hopping("12 ms", advance="5 ms", grace="3 ms")
+    counts = groups.windowed_by(hopping_windows).aggregate(store="s", c="first(_key)")
+    counts.suppress_until_window_closes(max_records=1_000 if step == "limit" else None).to("closed")
+    operator = plan(pipeline).job.operators[0]
+    made = report(operator, *((time, 0, time, True) for time in range(40)))
+    reported = open_table(pa.py_buffer(made)).read_all().column("time").to_pylist()
+    # Windows end at 12, 17, 22 and so on, and close 3 ms later.
+    assert reported == ([0, 5, 10, 15, 20, 25, 30, 35, 39] if step == "closes" else [*range(40)])
+    timeline = Timeline(operator, [made], before(1, "t"))
+    assert [timeline.closing_position(due)[0] for due in (15, 20, 35)] == [15, 20, 35]
+    assert timeline.after == {f"{operator.clock}/t/0": 39}
