@@ -2,9 +2,10 @@
 
 The results are the same as if the operators took one record after the other. Records of a key that
 may share windows are in one *neighbourhood*. If the order of a neighbourhood's records matters, the
-operator processes these records one by one. There are two such cases: one of the records may belong
-to a window that has closed before; or the neighbourhood has sliding windows of earlier batches, and
-new sliding windows depend on the times of earlier records.
+operator processes these records one by one. There are three such cases: one of the records may belong
+to a window that has closed before; the neighbourhood has sliding windows of earlier batches, and
+new sliding windows depend on the times of earlier records; or it has two sessions that are at most a
+gap apart, but stay apart.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sluice.operators.aggregation.window_ranges import (
     SpreadWindow,
     TooManyWindowsError,
     WindowRanges,
+    are_apart,
     earliest_ends,
     neighbourhoods_of,
     reach_of,
@@ -237,8 +239,13 @@ class ColumnAggregation:
         touches_closed = closes_at(first_ends, self.operator.lateness.open_ms) <= before[sorted_rows]
         needs_order = np.zeros(len(places) + len(of_held), np.bool_)
         needs_order[neighbourhoods[touches_closed]] = True
-        if isinstance(window, SlidingWindow):
-            needs_order[of_held] = True
+        match window:
+            case SlidingWindow():
+                needs_order[of_held] = True
+            case SessionWindow():
+                needs_order[of_held[are_apart(begins, ends, window.gap_ms)]] = True
+            case _:  # the bounds of a window depend on no other window
+                pass
         records = Records(sorted_rows, encoded.dictionary, line, places, neighbourhoods, held, of_held)
         return records.where(~needs_order[neighbourhoods])
 

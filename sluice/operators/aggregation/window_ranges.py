@@ -131,6 +131,18 @@ def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: in
     return numbers[: len(places)], numbers[len(places) :]
 
 
+def are_apart(begins: Numbers, ends: Numbers, gap: int) -> Mask:
+    """Mask of earlier sessions that are at most a gap after another session, and were not merged with it.
+
+    The other session had closed for the partition whose record began the later session, but not yet for
+    all partitions. `begins` and `ends` are the places of the sessions.
+    """
+    apart = np.zeros(len(begins), np.bool_)
+    order = np.argsort(begins, kind="stable")
+    apart[order[1:]] = begins[order[1:]] - np.maximum.accumulate(ends[order])[:-1] <= gap
+    return apart
+
+
 def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
     """For each record, a lower bound of the ends of the windows that the record may change.
 
