@@ -60,7 +60,7 @@ class WindowLateness:
         """The stream time at which a window is closed."""
         return closes_at(end, self.open_ms)
 
-    def last_closed_end(self, stream_time: T) -> T:
+    def last_closed_end(self, stream_time: int) -> int:
         """The latest end of a closed window."""
         return last_closed_end(stream_time, self.open_ms)
 
@@ -74,7 +74,7 @@ def closes_at(end: Any, open_ms: int) -> Any:
     return end + open_ms
 
 
-def last_closed_end(stream_time: T, open_ms: int) -> T:
+def last_closed_end(stream_time: int, open_ms: int) -> int:
     """The latest end of a closed window: the inverse of `closes_at`."""
     return stream_time - open_ms
 

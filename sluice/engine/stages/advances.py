@@ -252,12 +252,13 @@ def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
     """The rows of each partition that may close windows, and the row with the largest event time."""
     times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
+    # The window that starts at 0 closes first.
+    first_close = WindowLateness(window).closes_at(window.size_ms)
     chosen = np.zeros(len(times), np.bool_)
     for number in np.unique(numbers):
         of_number = np.flatnonzero(numbers == number)
         latest = np.maximum.accumulate(times[of_number])
-        last_closed_start = WindowLateness(window).last_closed_end(latest) - window.size_ms
-        closed = last_closed_start // window.every_ms
+        closed = (latest - first_close) // window.every_ms
         # The first row may close windows that were open before these rows.
         chosen[of_number[np.diff(closed, prepend=closed[0] - 1) > 0]] = True
         chosen[of_number[np.argmax(times[of_number])]] = True
