@@ -110,7 +110,15 @@ class Receiver(Protocol):
         The number does not depend on the batch in which the record is read or the timer fires.
         """
 
-    def emit(self, key: str | None, value: str | None, time: int, *, to: str = DEFAULT_OUTPUT) -> None:
+    def emit(
+        self,
+        key: str | None,
+        value: str | None,
+        time: int,
+        *,
+        window: Bounds | None = None,
+        to: str = DEFAULT_OUTPUT,
+    ) -> None:
         """Send a result to one of the processor's outputs."""
 
 
@@ -159,10 +167,12 @@ class Output(Receiver, Protocol):
         value: str | None,
         time: int,
         timer: str = "",
+        window: Bounds | None = None,
     ) -> None:
         """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
 
-        `value` is the step's input. Raises EngineError if the error or the step's `on_error` ends the run.
+        `value` is the step's input, and `window` is the window of a timer's key. Raises EngineError if the error or the
+        step's `on_error` ends the run.
         """
 
 

@@ -76,5 +76,13 @@ class _Results:
     def release(self) -> None:
         self._out.release()
 
-    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
-        self._out.reject(error, self._key, value, time, timer)
+    def reject(
+        self,
+        error: BaseException,
+        key: str | None,
+        value: str | None,
+        time: int,
+        timer: str = "",
+        window: Bounds | None = None,
+    ) -> None:
+        self._out.reject(error, self._key, value, time, timer, window)

@@ -28,8 +28,8 @@ class KeyedRows:
     starts: Indices
     """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
-    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`), and the columns
-    `sequence` and `origin` of the rows' positions."""
+    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`), `window_start` and
+    `window_end` with the bounds of `Row.window`, and the columns `sequence` and `origin` of the rows' positions."""
     stream_times: Mapping[str, Times]
     """`before` and `after` → for each row, the stream time before and after the row. In a join of
     two streams also `left` and `right` → for each row, the side's largest event time so far."""

@@ -29,6 +29,8 @@ from sluice.operators.processor import (
 )
 from sluice.values.headers import NO_HEADERS, Headers
 from sluice.values.stored_values import value_decoder
+from sluice.values.windowed_keys import Windowed, key_and_window, split_windowed_key, windowed_of_text
+from sluice.values.windows import Bounds
 
 
 class Process:
@@ -37,6 +39,8 @@ class Process:
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record.
     `is_keyed_by`: the author has chosen the key of the stores with `by=`. The row's key is the
     chosen key, and the record's own key is in `foreign`.
+    `has_windowed_keys`: the keys of the records are the texts of windowed keys. The author's code
+    gets each of them as a `Windowed`.
     `tables`: the types of the values of the tables that the processor reads. Rows of these tables
     have a side of READ or higher. They are kept for look-ups and are not passed to the author's code.
 
@@ -55,6 +59,7 @@ class Process:
         outputs: Mapping[str, Any] | None = None,
         keeps_key: bool = False,
         is_keyed_by: bool = False,
+        has_windowed_keys: bool = False,
         tables: Mapping[str, Any] | None = None,
     ) -> None:
         options = dict(stores or {})
@@ -76,6 +81,7 @@ class Process:
         that come from one record."""
         self._processor.init(self._context)  # type: ignore[arg-type]  # the class fits the processor
         self._is_keyed_by = is_keyed_by
+        self._has_windowed_keys = has_windowed_keys
         self._goes_by_row = self.sets_timers
         """Whether this and all later rows of the batch are processed one by one."""
         self._process_record: Callable[[Any], object] = self._processor.process
@@ -104,20 +110,22 @@ class Process:
             # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
-        record_key = row.foreign if self._is_keyed_by else key
-        context.turn_to(
-            state, key, time, row.after, out, sent_key=record_key, time_before=row.before
-        )  # fmt: skip
+        key_text = row.foreign if self._is_keyed_by else key
         context.journal.keep_changes()
         out.hold()
         try:
+            record_key = self._record_key(key_text)
+            own_key = key if self._is_keyed_by else record_key
+            context.turn_to(
+                state, own_key, time, row.after, out, sent_key=record_key, time_before=row.before
+            )  # fmt: skip
             headers = Headers.of_json(row.headers)
             record = Record(record_key, None if value is None else self._decode(value), time, headers)
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
             context.journal.undo_changes()
-            out.reject(error, record_key, value, time)
+            out.reject(error, self._plain_key(key_text), value, time)
         else:
             out.release()
         if key is not None and state.event and self.fires_with_rows:
@@ -145,16 +153,19 @@ class Process:
 
     def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
         """Process all rows. Raises RowFailedError if too many results would be in memory together."""
-        context, process, forwarded = self._context, self._process_record, _Forwarded()
+        context, process = self._context, self._process_record
+        forwarded = _Forwarded(has_windows=self._has_windowed_keys and isinstance(context, ValueContext))
         causes: list[int] = []
         """The row of each result."""
         lengths = np.diff(rows.starts).tolist()
         # Each value is decoded, and becomes a record, right before the author's code gets it, because
         # objects that live shortly take the least time.
+        own_keys: Iterable[Windowed[str] | str | None] = rows.keys
         if self._is_keyed_by:
-            keys: Iterable[str | None] = rows.columns["foreign"].to_pylist()
+            keys: Iterable[Windowed[str] | str | None] = map(self._record_key, rows.columns["foreign"].to_pylist())
         else:
-            keys = chain.from_iterable(map(repeat, rows.keys, lengths))
+            own_keys = [*map(self._record_key, rows.keys)]
+            keys = chain.from_iterable(map(repeat, own_keys, lengths))
         headers = _texts(rows.columns["headers"])
         records = map(
             Record,
@@ -165,7 +176,7 @@ class Process:
         )
         each = zip(count(), records, rows.stream_times["after"].tolist(), headers or repeat(None))
         sent, known = forwarded.sent, 0
-        for key, state, length in zip(rows.keys, states, lengths, strict=True):
+        for key, state, length in zip(own_keys, states, lengths, strict=True):
             context.turn_to_key(state, key, forwarded)
             for row, record, stream_time, text in islice(each, length):
                 context.sent_key, context.time, context.stream_time = record.key, record.time, stream_time
@@ -216,7 +227,8 @@ class Process:
         `reached` is the stream time, which may have jumped over several due times.
         """
         self._fire(state, key, due, out, reached)
-        self._context.turn_to(state, key, due, due, out, sent_key=key, time_before=reached)
+        own_key = self._timer_key(key)
+        self._context.turn_to(state, own_key, due, due, out, sent_key=own_key, time_before=reached)
         self._context.expire()
 
     def wall_due(self, state: KeyState) -> int | None:
@@ -225,12 +237,12 @@ class Process:
 
     def tick(
         self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
-        before_timer: Callable[[Timer, int], None] = lambda _, __: None,
+        before_timer: Callable[[str, Timer[Any], int], None] = lambda _, __, ___: None,
     ) -> None:  # fmt: skip
         """Fire, once, each wall-clock timer that is due at `now`. Called in every batch.
 
-        Before each timer fires, calls `before_timer` with the timer and the number of the record or
-        timer that set it.
+        Before each timer fires, calls `before_timer` with the key, the timer, and the number of the
+        record or timer that set it.
         """
         for name, schedule in sorted(state.wall.items(), key=_by_time):
             # A timer that has just fired may have set or cancelled this timer.
@@ -238,8 +250,8 @@ class Process:
                 continue
             # As in Kafka Streams, a timer fires once for all periods that have passed.
             _reschedule(state.wall, name, schedule.after(now, once=True))
-            timer = Timer(key, name, "wall", schedule.time, now)
-            before_timer(timer, schedule.cause)
+            timer = Timer(self._timer_key(key), name, "wall", schedule.time, now)
+            before_timer(key, timer, schedule.cause)
             self._call(state, timer, stream_time, out)
 
     def is_empty(self, state: KeyState) -> bool:
@@ -273,10 +285,22 @@ class Process:
             if schedule.time > until:
                 return
             _reschedule(state.event, name, schedule.after(now, once=schedule.once))
-            timer = Timer(key, name, "event", schedule.time, now)
+            timer = Timer(self._timer_key(key), name, "event", schedule.time, now)
             self._call(state, timer, now if schedule.once else schedule.time, out)
 
-    def _call(self, state: KeyState, timer: Timer, stream_time: int, out: Output) -> None:
+    def _record_key(self, text: str | None) -> Windowed[str] | str | None:
+        """The key of a record, as the author's code gets it. Raises OverflowError for a window after the year 9999."""
+        return windowed_of_text(text) if self._has_windowed_keys and text is not None else text
+
+    def _plain_key(self, text: str | None) -> str | None:
+        """The key of a record without its window."""
+        return split_windowed_key(text)[0] if self._has_windowed_keys and text is not None else text
+
+    def _timer_key(self, text: str) -> Windowed[str] | str:
+        """The key of stores and timers, as the author's code gets it."""
+        return windowed_of_text(text) if self._has_windowed_keys and not self._is_keyed_by else text
+
+    def _call(self, state: KeyState, timer: Timer[Windowed[str] | str], stream_time: int, out: Output) -> None:
         """Call the author's `on_timer`. If it fails, the key's stores and timers are restored.
 
         As in Kafka Streams, the results of a timer have no headers.
@@ -293,7 +317,8 @@ class Process:
                 require_run(result)
         except BaseException as error:
             context.journal.undo_changes()
-            out.reject(error, timer.key, None, timer.time, timer.name)
+            key, window = key_and_window(timer.key)
+            out.reject(error, key, None, timer.time, timer.name, window)
         else:
             out.release()
 
@@ -310,10 +335,11 @@ class _Forwarded:
     """The cause of a row is needed only to set a timer, and a processor with timers gets its rows
     one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_windows: bool) -> None:
         self.headers: str | None = None
-        self.sent: list[tuple[str | None, str | None, int, str, str | None]] = []
-        """The key, value, time, output and headers of each result."""
+        self.sent: list[tuple[str | None, str | None, int, str, str | None, Bounds | None]] = []
+        """The key, value, time, output, headers and window of each result."""
+        self._has_windows = has_windows
 
     def emit(
         self,
@@ -321,13 +347,15 @@ class _Forwarded:
         value: str | None,
         time: int,
         *,
+        window: Bounds | None = None,
         to: str = DEFAULT_OUTPUT,
     ) -> None:
-        self.sent.append((key, value, time, to, self.headers))
+        self.sent.append((key, value, time, to, self.headers, window))
 
     def results(self, causes: Indices) -> Results:
         """The results. `causes` are the rows that have caused them."""
-        keys, values, times, outputs, headers = zip(*self.sent, strict=True) if self.sent else ((),) * 5
+        columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
+        keys, values, times, outputs, headers, windows = columns
         return Results(
             causes,
             pa.array(values, pa.string()),
@@ -335,6 +363,7 @@ class _Forwarded:
             keys=pa.array(keys, pa.string()),
             outputs=None if {*outputs} <= {DEFAULT_OUTPUT} else pa.array(outputs, pa.string()),
             headers=pa.array(headers, pa.string()),
+            windows=tuple(np.array(windows, np.int64).reshape(-1, 2).T) if self._has_windows else None,
         )
 
 

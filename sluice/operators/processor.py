@@ -27,18 +27,27 @@ from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
 from sluice.values.keys import key_text
 from sluice.values.stored_values import value_decoder
 from sluice.values.utc_times import AFTER_LAST
+from sluice.values.windowed_keys import Windowed, key_and_window
+from sluice.values.windows import Bounds
 
 Clock = Literal["event", "wall"]
 _UNDECLARED = Declared(Any)
 V = TypeVar("V", default=Any)
 V_co = TypeVar("V_co", covariant=True, default=Any)
 V_contra = TypeVar("V_contra", contravariant=True, default=Any)
+RecordKey = TypeVar("RecordKey", covariant=True, default=str | None)
+"""The type of a record's key."""
+TimerKey = TypeVar("TimerKey", covariant=True, default=str)
+"""The type of a timer's key."""
 
 
-class Record(msgspec.Struct, Generic[V_co], frozen=True):
-    """A record. Its value has the stream's type, or is None for a null value."""
+class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
+    """A record. Its value has the stream's type, or is None for a null value.
 
-    key: str | None
+    A record of a stream with windowed keys is a `Record[V, Windowed[str]]`.
+    """
+
+    key: RecordKey
     """None for a record without a key, which has no entries in stores and no timers."""
     value: V_co
     time: int
@@ -46,10 +55,10 @@ class Record(msgspec.Struct, Generic[V_co], frozen=True):
     headers: Headers = NO_HEADERS
 
 
-class Timer(msgspec.Struct, frozen=True):
-    """A timer that has fired for a key."""
+class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
+    """A timer that has fired for a key. For a stream with windowed keys, it is a `Timer[Windowed[str]]`."""
 
-    key: str
+    key: TimerKey
     name: str
     clock: Clock
     time: int
@@ -297,9 +306,10 @@ class ContextBase:
         self._timers = timers
         self._state: KeyState
         self._out: Receiver
-        self.key: str | None = ""
+        self.key: Any = ""
         """The key of the stores and timers: the record's key, or the value of the argument `by`."""
-        self.sent_key: str | None = ""
+        self.sent_key: Windowed[str] | str | None = ""
+        """The key of the record or timer."""
         self.time = -1
         """Event time of the record, or the time for which the timer was set, ms."""
         self.stream_time = -1
@@ -336,6 +346,7 @@ class ContextBase:
         to: str,
         time: int | None,
         headers: HeadersArgument | None,
+        window: Bounds | None = None,
     ) -> None:
         """Send a record to an output. A key that is not a str is turned into text."""
         text_of_key = key_text(key)
@@ -353,11 +364,11 @@ class ContextBase:
         out = self._out
         sent_at = self.time if time is None else time
         if headers is None:
-            out.emit(text_of_key, text, sent_at, to=to)
+            out.emit(text_of_key, text, sent_at, window=window, to=to)
             return
         own_headers = out.headers
         out.headers = (headers if isinstance(headers, Headers) else Headers(headers)).json()
-        out.emit(text_of_key, text, sent_at, to=to)
+        out.emit(text_of_key, text, sent_at, window=window, to=to)
         out.headers = own_headers
 
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
@@ -437,25 +448,27 @@ class ContextBase:
     def turn_to(
         self,
         kept: KeyState,
-        key: str | None,
+        key: Windowed[str] | str | None,
         time: int,
         stream_time: int,
         out: Receiver,
         *,
-        sent_key: str | None,
+        sent_key: Windowed[str] | str | None,
         time_before: int,
     ) -> None:
         """Switch to another key, record or timer; called by the engine."""
         self.turn_to_key(kept, key, out)
         self.turn_to_record(time, stream_time, sent_key=sent_key, time_before=time_before)
 
-    def turn_to_key(self, kept: KeyState, key: str | None, out: Receiver) -> None:
+    def turn_to_key(self, kept: KeyState, key: Windowed[str] | str | None, out: Receiver) -> None:
         """Switch to the stores and timers of another key; called by the engine."""
         self._state, self._out, self.key = kept, out, key
         for store, field in self._fields:
             store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
 
-    def turn_to_record(self, time: int, stream_time: int, *, sent_key: str | None, time_before: int) -> None:
+    def turn_to_record(
+        self, time: int, stream_time: int, *, sent_key: Windowed[str] | str | None, time_before: int
+    ) -> None:
         """Switch to another record or timer of the key; called by the engine."""
         self.time, self.stream_time, self.sent_key = time, stream_time, sent_key
         self._time_before = time_before
@@ -506,7 +519,8 @@ class ValueContext(ContextBase):
         `time` is in epoch ms; by default, it is the time of the current record or timer. `headers` are by default those
         of the current record; a timer has no headers.
         """
-        self._send(self.sent_key, value, to, time, headers)
+        key, window = key_and_window(self.sent_key)
+        self._send(key, value, to, time, headers, window)
 
 
 def _require_time(name: str, time: Any) -> None:
@@ -529,7 +543,7 @@ class Processor(Protocol[V_contra]):
     def init(self, context: Context) -> None:
         """Store the context. Called once, before all records."""
 
-    def process(self, record: Record[V_contra]) -> None:
+    def process(self, record: Record[V_contra, Any]) -> None:
         """Process one record. The records of a key are passed in order."""
 
 
@@ -542,5 +556,5 @@ class ValueProcessor(Protocol[V_contra]):
     def init(self, context: ValueContext) -> None:
         """Store the context. Called once, before all records."""
 
-    def process(self, record: Record[V_contra]) -> None:
+    def process(self, record: Record[V_contra, Any]) -> None:
         """Process one record. The records of a key are passed in order."""

@@ -57,4 +57,5 @@ def _operators(job: Job) -> Iterator[str]:
         step = f"{operator.step.title} {operator.step.detail}".strip()
         yield f"  stage {operator.stage} {step}: {operator.reason}"
         if operator.stores:
-            yield f"  holds   by key: {', '.join(operator.stores)}"
+            key = "key and window" if operator.by_window else "key"
+            yield f"  holds   by {key}: {', '.join(operator.stores)}"

@@ -170,6 +170,7 @@ def _process(node: nodes.Process) -> Process:
         sets_timers=hasattr(node.processor, "on_timer"),
         keeps_key=node.keeps_key,
         is_keyed_by=node.by is not None,
+        has_windowed_keys=nodes.window_of(node.parent) is not None,
         tables={name: reference(node.table_types[name]) for name in node.tables},
     )
 

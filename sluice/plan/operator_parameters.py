@@ -162,6 +162,8 @@ class Process:
     """Whether each result has the key of its record."""
     is_keyed_by: bool = False
     """Whether an expression gives the key of the stores."""
+    has_windowed_keys: bool = False
+    """Whether the keys of the records have windows."""
     tables: Mapping[str, Reference | None] = field(default_factory=dict)
     """Name of each table that the processor reads → the type of its values, in the order of the tables' sides."""
 

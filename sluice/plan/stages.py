@@ -195,7 +195,7 @@ class StagePlanner:
             store=getattr(node, "store", None),
             by_window=nodes.is_keyed_by_window(node),
             grouped_by=getattr(node, "key", "_key"),
-            window=nodes.window_of(node),
+            window=nodes.window_of_store(node),
             late=late,
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
@@ -257,7 +257,7 @@ class StagePlanner:
         scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
         own_key = self.columns.read(before, "_key")
         key = sqls.get("key", own_key)
-        if nodes.is_keyed_by_window(node) and side != STORE:
+        if nodes.is_keyed_by_window(node) and side != STORE and side < READ:
             key = windowed_key_sql(key)
         foreign = None if key_text is None else self._edge_foreign(node, before, own_key, sqls)
         if expires_at is not None:
@@ -328,12 +328,12 @@ class StagePlanner:
             return metadata_sql(node, sqls)
         if isinstance(node, nodes.ChangedRows):
             return struct_json(named_struct({"kind": sqls["kind"], "old": sqls["old"]}))
-        if not isinstance(node, nodes.Aggregate):
-            return own_key
-        if nodes.is_table(node.parent):
-            is_windowed = nodes.window_of(node.parent) is not None
-            return windowed_key_sql(own_key) if is_windowed else own_key
-        return None if node.late is None else self.columns.json(before)
+        if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
+            return None if node.late is None else self.columns.json(before)
+        # Of these operators, a row's own key includes its window. The other operators read `Row.window`.
+        if isinstance(node, nodes.Aggregate | nodes.Process) and nodes.window_of(node.parent) is not None:
+            return windowed_key_sql(own_key)
+        return own_key
 
     def _edge_values(
         self,

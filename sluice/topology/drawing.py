@@ -96,7 +96,7 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Sink():
             return _sink_detail(node)
         case nodes.Process(by=by, tables=tables):
-            key = f"by {by}" if by else ""
+            key = f"by {by}" if by else "by key and window" if nodes.window_of_store(node) else ""
             read = f"reads {', '.join(tables)}" if tables else ""
             return " ".join([key, read])
         case nodes.StreamOperator():

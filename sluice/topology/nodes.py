@@ -600,12 +600,23 @@ def window_of(node: Node) -> AnyWindow | None:
             return window_of(node.parent)
         case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
             return window_of(parent)
+        case Branch(parent=Process(keeps_key=True, parent=parent)):
+            return window_of(parent)
         case Merge(streams=(first, *_)):
             return window_of(first)
         case Join(left=left, kind="stream-table" | "table-table"):
             return window_of(left)
         case _:
             return None
+
+
+def window_of_store(node: Node) -> AnyWindow | None:
+    """The window definition of the keys of an operator's store, or of a processor's stores."""
+    match node:
+        case Process(by=None, parent=parent):
+            return window_of(parent)
+        case _:
+            return window_of(node)
 
 
 def history_of(table: Node) -> int | None:
@@ -628,5 +639,7 @@ def is_keyed_by_window(node: Node) -> bool:
             return window_of(parent) is not None
         case Join(right=right):
             return window_of(right) is not None
+        case Process():
+            return window_of_store(node) is not None
         case _:
             return False

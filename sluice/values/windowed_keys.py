@@ -89,6 +89,16 @@ def windowed_key_text(key: str, bounds: Bounds) -> str:
     return f"{bounds[0]}:{bounds[1]}:{key}"
 
 
+def windowed_of_text(text: str) -> Windowed[str]:
+    """The windowed key in its text. Raises OverflowError for a time after the year 9999."""
+    return windowed(*split_windowed_key(text))
+
+
+def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds | None]:
+    """The parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
+    return (key.key, (key.start_ms, key.end_ms)) if isinstance(key, Windowed) else (key, None)
+
+
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a function that takes a `Windowed`, so that it can be called with the text of a windowed key."""
     return function if isinstance(function, WithoutKey) else OfWindowedKey(function)
@@ -98,4 +108,4 @@ class OfWindowedKey(Wrapper):
     """Calls the author's function with a `Windowed` in place of the text of a windowed key."""
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
-        return self.function(None if key is None else windowed(*split_windowed_key(key)), *arguments)
+        return self.function(None if key is None else windowed_of_text(key), *arguments)

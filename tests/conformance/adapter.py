@@ -393,11 +393,13 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
         case "process":
             return parent.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
         case "process_values":
-            # The cases count the records without a key too, and a store has entries for a key only.
+            # The cases count the records without a key too, and a store has entries for a key only. A windowed
+            # key is never null.
+            is_windowed = window_of(parent.node) is not None
             return parent.process_values(
                 processor(node),
                 stores={"counts": int},
-                by="coalesce(concat('k', _key), '')",
+                by=None if is_windowed else "coalesce(concat('k', _key), '')",
                 tables={name: handles[name] for name in _looked_up(node)},
                 queryable=False,
                 returns=values.contract(built._kind_at(node["id"], [])),
@@ -417,7 +419,9 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
                 processed["counts"].to(built.further_topic)
                 return processed.output
             returns = values.contract(built._kind_at(node["id"], []))
-            return parent.process(processor(node), stores={"counts": int}, queryable=False, returns=returns).output
+            # In the cases, the counts of a windowed key keep the key.
+            step = parent.process if window_of(parent.node) is None else parent.process_values
+            return step(processor(node), stores={"counts": int}, queryable=False, returns=returns).output
         case _:
             return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
 

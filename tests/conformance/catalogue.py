@@ -175,6 +175,16 @@ def _process_values(nodes: Nodes, node: Values) -> Values:
     return _objects(node, nodes.add("process_values", **{"in": node.id}, value=value))
 
 
+def _processed_by_window(nodes: Nodes, node: Values) -> Values:
+    """The updates of a windowed table, numbered by key and window, and kept as a windowed table again."""
+    stream = nodes.add("to_stream", **{"in": node.id}, keep_window=True)
+    number: Expression = ["+", ["window_start"], ["*", ["count_so_far"], _const(3)]]
+    value = ["struct", {"n": _small(["+", node.number, number]), "g": ["concat", node.text, ["key"]]}]
+    made = nodes.add("process_values", **{"in": stream}, value=value)
+    table = nodes.add("to_table", **{"in": made})
+    return _objects(node, table, kind="windowed", subtracts=True)
+
+
 def _punctuate(nodes: Nodes, node: Values) -> Values:
     about = {"type": "stream_time", "every_ms": 7, "reset": False, "forward": False}
     made = nodes.add("punctuate", **{"in": node.id}, **about)
@@ -402,6 +412,7 @@ def _all_steps() -> Iterator[Step]:
         yield Step(f"final {name}", "stream", "stream", partial(_final, window))
     yield Step("windows by start", "windowed", "table", _regrouped)
     yield Step("updates by window", "windowed", "windowed", _by_window)
+    yield Step("process_values by window", "windowed", "windowed", _processed_by_window)
     yield Step("cogroup", "stream", "table", _cogroup)
     yield Step("inner lookup as of", "stream", "stream", partial(_as_of, "inner"))
     yield Step("left lookup as of", "stream", "stream", partial(_as_of, "left"))

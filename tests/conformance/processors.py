@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from sluice import Context, Record, Timer, ValueContext
+from sluice import Context, Record, Timer, ValueContext, Windowed
+from tests.conformance.model import flow
 from tests.conformance.model.expressions import Expression, evaluate, text
 
 
@@ -56,6 +57,9 @@ class Values:
         count = counts.get("records", 0) + 1
         counts.put("records", count)
         value = msgspec.to_builtins(record.value)
+        key: Any = record.key
+        if isinstance(key, Windowed):
+            key = flow.Windowed(key.key, key.start_ms, key.end_ms)
 
         def lookup(table: str, key: Expression) -> Any:
             return msgspec.to_builtins(self.context.table(table).get(computed(key)))
@@ -68,7 +72,7 @@ class Values:
         }
 
         def computed(expression: Expression) -> Any:
-            return evaluate(expression, record.key, value, more)
+            return evaluate(expression, key, value, more)
 
         node = self.node
         if "where" in node and computed(node["where"]) is not True:
@@ -90,12 +94,12 @@ class Counts:
 
     node: Mapping[str, Any]
 
-    def init(self, context: Context) -> None:
+    def init(self, context: Context | ValueContext) -> None:
         self.context = context
 
     def process(self, record: Record) -> None:
         if self.node["forward"]:
-            self.context.forward(record.key, msgspec.to_builtins(record.value))
+            self._send(record.key, msgspec.to_builtins(record.value))
         if record.key is None:
             return
         counts = self.context.store("counts")
@@ -108,10 +112,16 @@ class Counts:
         count = counts.get("records")
         if count is not None:
             value = {"n": count, "at": timer.now}
-            self.context.forward(timer.key, value, time=timer.now, to=self.node.get("to", "output"))
+            self._send(timer.key, value, time=timer.now, to=self.node.get("to", "output"))
         if self.node["reset"]:
             counts.delete("records")
             self.context.cancel("count", clock=timer.clock)
+
+    def _send(self, key: Any, value: Any, **options: Any) -> None:
+        if isinstance(self.context, ValueContext):
+            self.context.forward(value, **options)
+        else:
+            self.context.forward(key, value, **options)
 
 
 def _text(value: Any) -> str | None:

@@ -109,6 +109,24 @@ def test_a_stream_with_windowed_keys_is_grouped_by_key_and_window(drive: Drive, 
     assert driver.store("labels")["cart", *second] == ["cart 00:01:00 60 1", "cart 00:01:00 60 2"]
 
 
+@cuts
+def test_a_join_with_a_global_table_keeps_the_windows(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("titles")
+    titles = pipeline.global_table("titles", value=str)
+    titled = visits(pipeline).to_stream().left_join(titles, on="_key")
+    titled.select(title="right", start="date_format(_window_start, 'HH:mm')").to("titled", key=windowed_json)
+    driver = drive(pipeline)
+    driver.pipe("titles", "Your cart", key="cart", timestamp=0)
+    driver.commit()
+    fill(driver, cut)
+    home, cart = (record for record in driver.output("titled")[-3:-1])
+    assert (home.key, home.value) == (
+        windowed_json(windowed_home(60_000, 120_000)).decode(),
+        {"title": None, "start": "00:01"},
+    )
+    assert (cart.key, cart.value["title"]) == ('{"key":"cart","start":60000,"end":120000}', "Your cart")
+
+
 def sessions(pipeline: Pipeline, topic: str = "visits") -> Table[int]:
     """The visits of each page and session."""
     pages = pipeline.stream(topic, value=str).group_by_key()

@@ -18,6 +18,8 @@ from sluice import (
     Stream,
     Table,
     Timer,
+    ValueContext,
+    Windowed,
     debezium,
     debezium_key,
     tumbling,
@@ -51,6 +53,17 @@ class Sums:
         self.context.forward(timer.key, timer.time)
 
 
+class Growth:
+    def init(self, context: ValueContext) -> None:
+        self.context = context
+
+    def process(self, record: Record[int, Windowed[str]]) -> None:
+        self.context.forward(record.value, time=record.key.start_ms)
+
+    def on_timer(self, timer: Timer[Windowed[str]]) -> None:
+        self.context.forward(timer.key.end_ms)
+
+
 async def score(order: Order) -> int:
     return order.amount
 
@@ -76,6 +89,8 @@ def right(pipeline: Pipeline, orders: Stream[Order]) -> None:
     windows = orders.group_by_key().windowed_by(tumbling("1 minute"))
     count: Table[int] = windows.count(store="per_minute")
     count.to("counts")
+    growth: Stream[int] = count.to_stream().process_values(Growth, stores={"count": int}, returns=int).output
+    growth.to("growth")
     largest: Table[Order] = orders.group_by_key().reduce(
         lambda a, b: max(a, b, key=lambda o: o.amount), store="largest"
     )

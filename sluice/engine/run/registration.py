@@ -80,13 +80,17 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
     for operator in job.operators:
         for name, store in operator.stores.items():
             assert store.group_id is not None
+            window = operator.window
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=name,
-                kind="key-value",
+                kind="window" if window else "key-value",
                 group_id=store.group_id,
                 store_column=0,
                 key="_key",
+                windows=str(window) if window else None,
+                window_ms=window.size_ms if window else None,
+                grace_ms=window.grace_ms if window else None,
                 value=store.sql_type,
                 made=f"{operator.upstream_definition} > {operator.step.title}",
             )

@@ -82,7 +82,9 @@ def stage_operator(
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
     make = _make(operator, arguments.get(operator.number, []), is_read, only_last, only_changes)
-    return StageOperator(operator, partial(ByWindow, make) if operator.by_window else make)
+    # A processor gets windowed keys itself, because its timers have windowed keys, too.
+    is_wrapped = operator.by_window and not isinstance(action, plan.Process)
+    return StageOperator(operator, partial(ByWindow, make) if is_wrapped else make)
 
 
 def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool, only_changes: bool) -> Make:
@@ -182,6 +184,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
             outputs=returns,
             keeps_key=action.keeps_key,
             is_keyed_by=action.is_keyed_by,
+            has_windowed_keys=action.has_windowed_keys,
             tables=tables,
         )
     except BaseException as error:

@@ -32,6 +32,7 @@ from sluice.operators.suppress import Suppress, sends_twice
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Replaced, State, StoredState
 from sluice.state.shard.shard import Shard
+from sluice.values.windowed_keys import split_windowed_key
 
 if TYPE_CHECKING:
     from sluice.engine.stages.closing_run import ClosingRun
@@ -515,10 +516,10 @@ class OperatorRun:
     def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
         now, position, closed = self._stored.before.now, output.position, self.closed
 
-        def start_timer(timer: Timer, cause: int) -> None:
+        def start_timer(key: str, timer: Timer[Any], cause: int) -> None:
             released = Released(
                 timer.time,
-                timer.key,
+                key,
                 before_row=False,
                 timer=timer.name,
                 cause=cause,
@@ -602,7 +603,10 @@ class OperatorRun:
                 if text != text_before:
                     keys.append(key)
                     values.append(None if text is None else f"[{text}]")
-            if keys:
+            if keys and self.spec.plan.by_window:
+                plain_keys, windows = zip(*map(split_windowed_key, keys), strict=True)
+                output.put_state_rows(group_id, plain_keys, values, windows)
+            elif keys:
                 output.put_state_rows(group_id, keys, values)
 
     def _states_to_store(self) -> Iterator[State]:

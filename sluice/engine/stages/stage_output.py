@@ -285,8 +285,10 @@ class StageOutput:
         """Add a batch of results that were made as columns. The columns include the results' positions."""
         self._batches.append(batch)
 
-    def put_state_rows(self, group_id: int, keys: Sequence[str], values: Sequence[str | None]) -> None:
-        """Add changes to the state rows of different keys, at the current position."""
+    def put_state_rows(
+        self, group_id: int, keys: Sequence[str], values: Sequence[str | None], windows: Sequence[Bounds] | None = None
+    ) -> None:
+        """Add changes to the state rows of different keys, at the current position. `windows`: those of the keys."""
         columns = {
             "target": group_id,
             "key": pa.array(keys, pa.string()),
@@ -295,6 +297,9 @@ class StageOutput:
             "before": BEFORE_ALL,
             "after": BEFORE_ALL,
         }
+        if windows is not None:
+            starts, ends = zip(*windows, strict=True)
+            columns |= {"window_start": pa.array(starts, pa.int64()), "window_end": pa.array(ends, pa.int64())}
         self._batches.append(rows(len(keys), columns | dict(zip(SORT_KEY, self.position, strict=True))))
 
     def hold(self) -> None:
@@ -317,6 +322,7 @@ class StageOutput:
         value: str | None,
         time: int,
         timer: str = "",
+        window: Bounds | None = None,
     ) -> None:
         assert self.operator is not None
         # A rejected row has no results, not even results that were sent before the row failed.
@@ -332,7 +338,8 @@ class StageOutput:
         if self.operator.plan.step.on_error == "fail":
             raise step_error(str(self.operator.plan.step), key, detail, timer) from error
         rejected = Rejected(self.operator.number, detail, value, timer or None)
-        window = None if timer or self.row is None else self.row.window
+        if not timer and self.row is not None:
+            window = self.row.window
         self._append(
             REJECTED,
             key,

@@ -297,7 +297,8 @@ class StreamTableJoin(Timeless):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
-            out.emit(key, joined(row.value, state.value), row.time)
+            # The key that is looked up has no window, but the record's own key may have one.
+            out.emit(key, joined(row.value, state.value), row.time, window=row.window)
 
     def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
         of_table = (rows.sides == RIGHT) & ~rows.is_old
@@ -315,9 +316,12 @@ class StreamTableJoin(Timeless):
         last_values = rows.columns["value"].take(pa.array(last[changed])).to_pylist()
         for number, value in zip(changed.tolist(), last_values, strict=True):
             states[number].value = value
-        keys = rows.columns["foreign"].take(taken) if self.mapped else None
         dropped = {"null_value": np.flatnonzero(of_stream & ~rows.has_value)}
-        return Results(sent, values, rows.times[sent], keys=keys, dropped=dropped)
+        if not self.mapped:
+            return Results(sent, values, rows.times[sent], dropped=dropped)
+        starts, ends = (np.asarray(rows.columns[name].take(taken)) for name in ("window_start", "window_end"))
+        own_keys = rows.columns["foreign"].take(taken)
+        return Results(sent, values, rows.times[sent], keys=own_keys, windows=(starts, ends), dropped=dropped)
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None

@@ -85,6 +85,8 @@ class Stream(Node):
 
     rekeyed: bool = False
     """Whether the records may lie in another partition than that of their key."""
+    window: dict[str, Any] | None = None
+    """The definition of the windows of the keys."""
 
     def process(self, record: Record) -> None:
         self.send(record)
@@ -146,8 +148,6 @@ class ToStream(Stream):
     """A table's updates as a stream, whose keys have no windows unless it keeps them."""
 
     keeps_window: bool = False
-    window: dict[str, Any] | None = None
-    """The definition of the windows that the keys keep."""
     leaves_out_unpassed: bool = False
     """Whether the table is filtered, and its updates of rows that pass neither before nor after are left out."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.conformance.model.expressions import SIZES, Expression, evaluate, text
-from tests.conformance.model.flow import Key, Record, Stream, computed, plain
+from tests.conformance.model.flow import Key, Record, Stream, computed
 from tests.conformance.model.tables import MappedTable, Stored
 
 
@@ -151,7 +151,7 @@ class ProcessValues(Stream):
         }
 
         def computed_here(expression: Expression) -> Any:
-            return evaluate(expression, plain(record.key), record.value, more)
+            return evaluate(expression, record.key, record.value, more)
 
         node = self.node
         if "where" in node and computed_here(node["where"]) is not True:

@@ -92,6 +92,7 @@ class Topology:
                 return self._reduce(node, self.nodes[node["in"]])
             case "to_table":
                 table = _stored(node)
+                table.window = self.nodes[node["in"]].window
                 self.nodes[node["in"]].connect(table.process, self._flow)
                 return table
             case "cogroup":
@@ -124,7 +125,7 @@ class Topology:
                 where = ["const", True] if self._feeds_left_join(node["id"]) else ["not_null", ["key"]]
                 return flow.Filter(where=where, wanted=True, rekeyed=True)
             case "process_values":
-                return keyed.ProcessValues(node=node, tables=self.nodes, rekeyed=parent.rekeyed)
+                return keyed.ProcessValues(node=node, tables=self.nodes, rekeyed=parent.rekeyed, window=parent.window)
             case "punctuate":
                 return self._punctuate(node)
             case "process":
@@ -257,7 +258,7 @@ class Topology:
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
             made = _windows(aggregator, node.get("window"), node.get("retention_ms"))
-            if isinstance(parent, flow.ToStream) and parent.window is not None:
+            if parent.window is not None:
                 # Kafka Streams finds the grace for `suppress` in the steps before the aggregate.
                 made.window = parent.window
         if "versioned" in node:

@@ -18,6 +18,7 @@ from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, Resul
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
+from sluice.state.model import NO_WINDOW
 from sluice.values.windows import Bounds
 
 
@@ -97,7 +98,15 @@ class Ran:
     def release(self) -> None:
         pass
 
-    def reject(self, error: BaseException, key: str | None, value: str | None, time: int, timer: str = "") -> None:
+    def reject(
+        self,
+        error: BaseException,
+        key: str | None,
+        value: str | None,
+        time: int,
+        timer: str = "",
+        window: Bounds | None = None,
+    ) -> None:
         del self.results[self._held :], self.headers_of_results[self._held :]
         given = None if value is None else json.loads(value)
         self.rejected.append(Rejection(f"{type(error).__name__}: {error}", key, given, time, timer))
@@ -230,6 +239,8 @@ def _keyed_rows(
         "side": pa.array([each.side for each in chosen], pa.int32()),
         "old": pa.array([each.old for each in chosen], pa.bool_()),
         "headers": pa.array([each.headers for each in chosen], text),
+        "window_start": pa.array([NO_WINDOW] * len(chosen), pa.int64()),
+        "window_end": pa.array([NO_WINDOW] * len(chosen), pa.int64()),
     }
     counts = Counter(each.key for each in chosen)
     starts = np.cumsum([0, *(counts[key] for key in keys)])
@@ -247,7 +258,8 @@ def _add(results: Results, rows: Sequence[Given], ran: Ran) -> None:
     values, times = results.values.to_pylist(), results.times.tolist()
     windows: list[Bounds | None] = [None] * len(keys)
     if results.windows is not None:
-        windows = [*zip(*(bounds.tolist() for bounds in results.windows), strict=True)]
+        bounds = zip(*(column.tolist() for column in results.windows), strict=True)
+        windows = [None if start == NO_WINDOW else (start, end) for start, end in bounds]
     columns = zip(keys, values, times, windows, olds, outputs, headers, strict=True)
     for key, value, time, window, old, to, ran.headers in columns:
         ran.emit(key, value, time, window=window, old=old, to=to)
