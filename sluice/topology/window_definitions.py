@@ -54,7 +54,7 @@ def tumbling(
     """
     period, shift, grace_ms = _period(size), _period(offset), milliseconds(grace)
     if zone is None and period.unit == "ms" and not shift.count:
-        return _valid_window(Window(period.ms, grace_ms))
+        return _valid(Window(period.ms, grace_ms), "size", period.ms)
     zone = "UTC" if zone is None else zone
     return _valid_calendar(CalendarWindow(period, zone, shift, grace_ms))
 
@@ -84,7 +84,7 @@ def hopping(
             )
         window = Window(length.ms, grace_ms, period.ms)
         _require_few_windows(window, window.overlap)
-        return _valid_window(window)
+        return _valid(window, "size", length.ms)
     # Months differ in length, so a size in days is no whole number of advances in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
@@ -112,20 +112,22 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
-    """Windows that slide over time: a key has one window for each set of records that fit a range of length `size`."""
-    return _valid_window(SlidingWindow(milliseconds(size), milliseconds(grace)))
+    """Windows that slide over time: a key has one window for each set of records that fit a range of length `size`.
+
+    With a size of 0, the records of a window have the same time.
+    """
+    size_ms = milliseconds(size)
+    return _valid(SlidingWindow(size_ms, milliseconds(grace)), "size", size_ms, least=0)
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Sessions of activity: records of a key that are at most `gap` apart are in the same session.
 
-    A record that is at most `gap` apart from two sessions joins them into one.
+    A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the records of a
+    session have the same time.
     """
-    window = SessionWindow(milliseconds(gap), milliseconds(grace))
-    where = f"{window} at {source_line()}"
-    _require_length(where, "gap", window.gap_ms)
-    _require_grace(where, window.grace_ms)
-    return window
+    gap_ms = milliseconds(gap)
+    return _valid(SessionWindow(gap_ms, milliseconds(grace)), "gap", gap_ms, least=0)
 
 
 def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s") -> CustomWindow:
@@ -219,20 +221,21 @@ def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
     return retention_ms
 
 
-W = TypeVar("W", Window, SlidingWindow)
+W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 
-def _valid_window(window: W) -> W:
+def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
+    """The window. Raises TopologyError if its length, which has this name, or its grace is too short."""
     where = f"{window} at {source_line()}"
-    _require_length(where, "size", window.size_ms)
+    _require_length(where, name, length_ms, least)
     _require_grace(where, window.grace_ms)
     return window
 
 
-def _require_length(where: str, name: str, length: int) -> None:
-    if length <= 0:
+def _require_length(where: str, name: str, length: int, least: int = 1) -> None:
+    if length < least:
         raise TopologyError(
-            f"{where}: the {name} must be above 0.",
+            f"{where}: the {name} must be {'above 0' if least else 'at least 0'}.",
             next_step=f'Write for example {name}="5 minutes".',
         )
 

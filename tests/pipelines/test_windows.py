@@ -274,3 +274,23 @@ def test_a_record_that_closes_a_sliding_window_changes_it_after_its_first_result
     # The last record first changes the window [6, 16], whose result closes the window [0, 10].
     final = [(record.headers["window_start"], record.value["n"]) for record in driver.read("final")]
     assert final == [("0", 10), ("0", 11)], "as in Kafka Streams"
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_gap_or_a_size_of_zero_puts_records_of_the_same_time_together(drive: Drive, cut: bool) -> None:
+    pipeline = Pipeline("moments")
+    clicks = pipeline.stream("clicks", value=Event).group_by_key()
+    for name, window in (("sessions", session("0 s", grace="2 ms")), ("slides", sliding("0 s", grace="2 ms"))):
+        clicks.windowed_by(window).count(store=name)
+        clicks.windowed_by(window).aggregate(store=f"names_of_{name}", names="collect_list(name)")
+        clicks.windowed_by(window, emit="window_close").count(store=f"final_{name}").to(f"final_{name}_out")
+    driver = drive(pipeline)
+    for name, at in [("a", 5), ("b", 6), ("c", 5), ("d", 6), ("late", 3), ("e", 8)]:
+        driver.pipe("clicks", {"name": name}, key="k", timestamp=at)
+        if cut:
+            driver.commit()
+    for kind in ("sessions", "slides"):
+        assert driver.store(kind) == {("k", 5, 5): 2, ("k", 6, 6): 2, ("k", 8, 8): 1}
+        assert driver.store(f"names_of_{kind}")["k", 5, 5] == {"names": ["a", "c"]}
+        assert [(record.value, record.timestamp) for record in driver.output(f"final_{kind}_out")] == [(2, 5)]
+        assert driver.counts()[f"late/{kind}"] == 1

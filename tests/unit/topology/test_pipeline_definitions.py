@@ -686,11 +686,6 @@ def test_which_of_a_tables_changes_are_written_is_checked() -> None:
         sales().to_table(store="newest").to("out", emit="last")  # type: ignore[arg-type]
 
 
-def test_a_session_has_a_gap() -> None:
-    with pytest.raises(TopologyError, match=r"session\(gap 0.*gap must be above 0"):
-        session("0 s")
-
-
 @pytest.mark.parametrize("schedule", ["on_records", "continuous", None, "@daily", "*/5 * * * *"])
 def test_schedules(schedule: str | None) -> None:
     assert Pipeline("p", schedule=schedule).schedule == schedule

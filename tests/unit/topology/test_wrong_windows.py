@@ -32,9 +32,9 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: hopping("1 m", advance="2 m"), r"would be in no window\. Make the advance at most 1 min"),
     (lambda: hopping("1 m", advance="1 m", grace=BEFORE), r"grace must be at least 0\. Write"),
     (lambda: hopping("1 day", advance="0 s", zone="UTC"), r"the advance must be above 0\. Write"),
-    (lambda: sliding("0 s"), r"the size must be above 0\. Write"),
+    (lambda: sliding(BEFORE), r"the size must be at least 0\. Write"),
     (lambda: sliding("1 m", BEFORE), r"grace must be at least 0\. Write"),
-    (lambda: session("0 s"), r'the gap must be above 0\. .*gap="5 minutes"'),
+    (lambda: session(BEFORE), r'the gap must be at least 0\. .*gap="5 minutes"'),
     (lambda: session("1 m", BEFORE), r"grace must be at least 0\. Write"),
     (lambda: custom_windows(5), r"expected a function of \(time\), got int: 5\. Pass"),  # type: ignore[arg-type]
     (lambda: custom_windows(lambda time: [], BEFORE), r"grace must be at least 0\. Write"),
