@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec import Struct
-
 from sluice import WALL_CLOCK, Pipeline, Stream, Table, epoch_ms, hopping, session, tumbling, within
 from tests.acceptance.nexmark.events import Auction, Bid, Person
 
 _TEN_SECONDS = tumbling("10 seconds")
 _FIRST_OF_HIGHEST = "CAST(price AS DECIMAL(20, 0)) * 10000000000000 - at"
 """Orders bids by their price, and bids of the same price from the last to the first."""
+_END_AND_PRICE = "CAST(expires AS DECIMAL(20, 0)) * 10000000000000 + price"
+"""Orders auctions by their end, and auctions with the same end by their price; the last digits are the price."""
 _RANKS = {"rank1": "price < 10000", "rank2": "price BETWEEN 10000 AND 999999", "rank3": "price >= 1000000"}
 
 
@@ -89,33 +89,14 @@ def q5(name: str) -> Pipeline:
     return pipeline
 
 
-class Closed(Struct):
-    """An auction's end and winning price."""
-
-    expires: int
-    price: int
-
-
 def q6(name: str) -> Pipeline:
     """The average winning price of each seller's last ten auctions."""
     pipeline, stream = _query(name, bids="auction")
-    winning = _winning(pipeline, stream)
-    prices = winning.group_by("seller").aggregate(
-        list, _add_closed, _remove_closed, store="prices_of_seller", returns=list[Closed]
-    )
-    last = "slice(value, greatest(1, size(value) - 9), 10)"
-    total = f"aggregate({last}, 0L, (sum, each) -> sum + each.price)"
-    prices.select(price=f"{total} / least(10, size(value))").to("results")
+    of_seller = _winning(pipeline, stream).group_by("seller")
+    last = of_seller.aggregate(store="last_of_seller", prices=f"top({_END_AND_PRICE}, 10)")
+    total = "aggregate(prices, 0L, (sum, each) -> sum + CAST(each % 10000000000000 AS BIGINT))"
+    last.select(price=f"{total} / size(prices)").to("results")
     return pipeline
-
-
-def _add_closed(prices: list[Closed], row: Any) -> list[Closed]:
-    return sorted([*prices, Closed(row["expires"], row["price"])], key=lambda each: (each.expires, each.price))
-
-
-def _remove_closed(prices: list[Closed], row: Any) -> list[Closed]:
-    prices.remove(Closed(row["expires"], row["price"]))
-    return prices
 
 
 def q7(name: str) -> Pipeline:
