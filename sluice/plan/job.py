@@ -124,7 +124,9 @@ class Job:
         operators: list[PlannedOperator] = []
         for operator in self.operators:
             edges = tuple([replace(edge, topics=matched(edge.topics)) for edge in operator.edges])
-            operators.append(replace(operator, topics=matched(operator.topics), edges=edges))
+            timed_by_topics = matched(operator.timed_by_topics)
+            topics = matched(operator.topics)
+            operators.append(replace(operator, topics=topics, edges=edges, timed_by_topics=timed_by_topics))
         edges_after = [replace(edge, topics=matched(edge.topics)) for edge in self.edges]
         return replace(
             self,

@@ -143,6 +143,11 @@ class PlannedOperator:
     """The operator's definition as the author wrote it, with the declared types."""
     columns_read: frozenset[str] = frozenset()
     """The columns of the operator's results that later expressions read."""
+    timed_by_topics: tuple[str, ...] = ()
+    """The topics of which all records advance a processor's stream time, although the records reach
+    the processor through other operators, or not at all."""
+    is_timed_by_rows: bool = True
+    """Whether the operator's rows advance its stream time."""
     reads_pattern: bool = False
     """Whether the topics match a pattern, so that the next run may read more of them."""
     only_windows_wait: bool = False

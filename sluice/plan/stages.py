@@ -180,6 +180,7 @@ class StagePlanner:
             stage = chained_to.stage
             self.scopes.chained.add(node.number)
         self.scopes.operator_stages[node.number] = stage
+        timed_by_topics, is_timed_by_rows = self._timing(node) if stage > 1 else ((), True)
         late = self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None
         return PlannedOperator(
             step=self.columns.steps[node.number],
@@ -200,8 +201,50 @@ class StagePlanner:
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
             definition=step_definition(node),
+            timed_by_topics=timed_by_topics,
+            is_timed_by_rows=is_timed_by_rows,
             reads_pattern=nodes.reads_pattern(node),
         )
+
+    def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
+        """The topics that advance a processor's stream time, and whether the processor's rows advance it, too.
+
+        In Kafka Streams, a processor has the stream time of its task, which advances with every record that the task
+        reads, even if the record does not reach the processor. Records of another task come through a repartition
+        topic. Sluice has no such topic, so only those records advance stream time that reach the processor.
+        """
+        if not isinstance(node, nodes.Process):
+            return (), True
+        topics: dict[str, None] = {}
+        comes_from_another_task = False
+        waiting, visited = [node.parent], set[nodes.Node]()
+        while waiting:
+            step = waiting.pop()
+            if step in visited:
+                continue
+            visited.add(step)
+            if isinstance(step, nodes.Source):
+                topics[step.topic] = None
+            for number, parent in enumerate(nodes.parents(step)):
+                if _is_copied_to_tasks(step, number):
+                    continue
+                if self._comes_from_another_task(step, number, parent):
+                    comes_from_another_task = True
+                else:
+                    waiting.append(parent)
+        return tuple(topics), comes_from_another_task or not topics
+
+    def _comes_from_another_task(self, step: nodes.Node, number: int, parent: nodes.Node) -> bool:
+        """Whether the records of a step's input come from another task than the step's results."""
+        match step:
+            case nodes.SetMetadata(time=str()):
+                # The step's results have other times than the records of the topic.
+                return True
+            case nodes.Join(kind="foreign-key"):
+                # The task of the left table looks rows up in the task of the right table.
+                return number > 0
+            case _:
+                return _is_rekeyed(step, _side_of(step, number), self.scopes.after(parent))
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
@@ -458,6 +501,17 @@ def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
     while nodes.computes_rows(own):
         (own,) = nodes.parents(own)
     return own in nodes.upstream(other)
+
+
+def _is_copied_to_tasks(node: nodes.Node, number: int) -> bool:
+    """Whether every worker gets all rows of the node's input with this number."""
+    match node:
+        case nodes.Join(right=nodes.Source(kind="global_table")):
+            return number > 0
+        case nodes.Process():
+            return number > 0
+        case _:
+            return False
 
 
 def _side_of(node: nodes.Node, number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -10,7 +11,19 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Decimal2, Pipeline, Record, Table, Timer, tumbling
+from sluice import (
+    Context,
+    Decimal2,
+    Pipeline,
+    Record,
+    Stream,
+    Table,
+    Timer,
+    ValueContext,
+    Windowed,
+    tumbling,
+    windowed_json,
+)
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
@@ -281,6 +294,64 @@ def test_punctuation_comes_once_for_all_periods_that_have_passed(by_one: bool) -
         assert sorted(reports()) == [("a", "wall 3", 1_039), ("b", "wall 2", 1_039)]
         driver.advance(1)
         assert sorted(reports()) == [("a", "wall 3", 1_040), ("b", "wall 2", 1_040)]
+
+
+BEHIND: dict[str, Callable[[Stream[int]], Stream[int]]] = {
+    "table": lambda numbers: numbers.to_table(store="newest").to_stream(),
+    "reduce": lambda numbers: numbers.group_by_key().reduce(lambda _, new: new, store="newest").to_stream(),
+    "deduplicate": lambda numbers: numbers.deduplicate("CAST(_offset AS STRING)", within="1 ms"),
+    "merge": lambda numbers: numbers.with_headers({"origin": "'a'"}).filter("_key = 'a'").merge(
+        numbers.filter("_key <> 'a'")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", BEHIND)
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_all_records_of_a_topic_advance_timers_behind_steps_with_a_state(drive: Drive, step: str, by_one: bool) -> None:
+    """As in a task of Kafka Streams, whose records advance the time of all punctuators."""
+    pipeline = Pipeline("reports", workers=2)
+    numbers = BEHIND[step](pipeline.stream("numbers", value=int)).filter("value > 0")
+    numbers.process(Report, stores={"counts": int}, returns=str).output.to("reports")
+    driver = drive(pipeline, clock=1_003)
+    for key, value, time in [("a", 1, 7), ("b", 1, 8), ("a", 2, 12), ("b", 3, 11), ("c", 0, 45), ("a", 4, 46)]:
+        driver.pipe("numbers", value, key, timestamp=time)
+        if by_one:
+            driver.commit()
+    assert [(record.key, record.value, record.timestamp) for record in driver.read("reports")] == [
+        ("a", "event 1", 7), ("a", "event 2", 12), ("b", "event 1", 12),
+        ("a", "event 2", 45), ("b", "event 2", 45),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_timers_behind_final_results_of_windows_need_no_further_result(drive: Drive, by_one: bool) -> None:
+    pipeline = Pipeline("final", workers=2)
+    windows = pipeline.stream("numbers", value=int).group_by_key().windowed_by(tumbling("10 ms"), emit="window_close")
+    counts = windows.count(store="counts_of_windows").to_stream()
+    counts.process_values(Later, returns=str).output.to("later", key=windowed_json)
+    driver = drive(pipeline)
+    for key, time in [("a", 1), ("b", 12), ("c", 20), ("c", 29), ("c", 40)]:
+        driver.pipe("numbers", 0, key, timestamp=time)
+        if by_one:
+            driver.commit()
+    assert [(record.key, record.value) for record in driver.read("later")] == [
+        ('{"key":"a","start":0,"end":10}', "set at 1, fired at 29"),
+        ('{"key":"b","start":10,"end":20}', "set at 12, fired at 40"),
+    ], "the record at 29 ms closes no window, and reaches no processor"
+
+
+class Later:
+    """Sets a timer for 20 ms after a window's last record."""
+
+    def init(self, context: ValueContext) -> None:
+        self.context = context
+
+    def process(self, record: Record[int, Windowed[str]]) -> None:
+        self.context.schedule("later", record.time + 20)
+
+    def on_timer(self, timer: Timer[Windowed[str]]) -> None:
+        self.context.forward(f"set at {timer.time - 20}, fired at {timer.now}")
 
 
 class Rate(Struct):

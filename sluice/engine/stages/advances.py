@@ -155,7 +155,8 @@ class ReportAdvances:
         for operator in self.operators:
             of_operator = (edge for edge in operator.edges if edge.stage == self.stage)
             # The rows of tables that a processor reads do not advance its stream time.
-            edges += [(operator, edge) for edge in of_operator if not edge.is_copied]
+            if operator.is_timed_by_rows:
+                edges += [(operator, edge) for edge in of_operator if not edge.is_copied]
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         """Operator and side → the rows for this side so far."""
         for batch in batches:

@@ -32,8 +32,9 @@ from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
 from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError, sentence
+from sluice.operators.base import LEFT
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
-from sluice.values.row_order import END_OF_RECORD
+from sluice.values.row_order import END_OF_RECORD, START
 
 
 @dataclass(kw_only=True)
@@ -140,6 +141,8 @@ class Ingest:
             return
         positions = self._positions(batch)
         for operator in self.operators:
+            if operator.timed_by_topics:
+                self._add_times_of_records(batch, operator, positions, task)
             for side in operator.edges_from_records:
                 passed = boolean_mask(batch.column(side.column))
                 advancing = self._advancing(batch, side, passed)
@@ -221,8 +224,7 @@ class Ingest:
     def _advancing(self, batch: pa.RecordBatch, side: Edge, passed: Mask) -> Mask:
         """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
         if side.counts_every_record:
-            numbers = [number for number, topic in self.sinks.topics.items() if topic in side.topics]
-            return np.isin(batch.column("_source").to_numpy(), numbers)
+            return self._are_of(batch, side.topics)
         advancing = passed
         for is_needed, column in (
             (side.requires_key, side.key_column),
@@ -231,6 +233,26 @@ class Ingest:
             if is_needed:
                 advancing = advancing & boolean_mask(batch.column(column).is_valid())
         return advancing
+
+    def _add_times_of_records(
+        self, batch: pa.RecordBatch, operator: PlannedOperator, positions: dict[str, Times], task: _TaskResults
+    ) -> None:
+        """Add reports for all records of the topics that advance the stream time of a processor after other operators.
+
+        Stream time advances before all rows of such a record.
+        """
+        of_topics = self._are_of(batch, operator.timed_by_topics)
+        count = int(of_topics.sum())
+        if count:
+            columns = {name: pa.array(numbers[of_topics]) for name, numbers in positions.items()}
+            columns["path"] = pa.repeat(pa.scalar(START, pa.binary()), count)
+            columns["time"] = batch.column("_time").filter(pa.array(of_topics))
+            task.advances.add_rows(operator, LEFT, np.ones(count, bool), columns)
+
+    def _are_of(self, batch: pa.RecordBatch, topics: tuple[str, ...]) -> Mask:
+        """Mask of the records of these topics."""
+        numbers = [number for number, topic in self.sinks.topics.items() if topic in topics]
+        return np.isin(batch.column("_source").to_numpy(), numbers)
 
     @staticmethod
     def _add_other_advances(

@@ -222,10 +222,10 @@ class OperatorRun:
                 releases = UnmatchedSearches(self.timeline, join)
             case Process(sets_timers=True) as process:
                 # In Kafka Streams, a task fires timers only after it has processed a record with
-                # all its effects. A processor that reads a topic, directly or after stateless
-                # steps, may get several rows of one record, so its timers fire after the record's
-                # last row.
-                after_record = any(edge.counts_every_record for edge in self.spec.plan.edges)
+                # all its effects. A processor that has the stream time of topics may get several
+                # rows of one record, or none, so its timers fire after the record's last row.
+                plan = self.spec.plan
+                after_record = bool(plan.timed_by_topics) or any(edge.counts_every_record for edge in plan.edges)
                 process.fires_with_rows = not after_record
                 releases = Releases(self.timeline, before_row=False, after_record=after_record)
             case Suppress() | VersionedJoin():

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_keys
@@ -30,6 +31,7 @@ from sluice.engine.batch.stream_time import (
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
 from sluice.plan import PlannedOperator
+from sluice.values.row_order import START
 
 _Indices = npt.NDArray[np.intp]
 
@@ -314,4 +316,23 @@ class Timeline:
         of_advances, of_rows = np.split(places, [len(self._times)])
         advances_at = np.bincount(of_advances, minlength=len(order))
         counts_after = np.cumsum(advances_at)[of_rows]
-        return counts_after - advances_at[of_rows], counts_after
+        counts_before = counts_after - advances_at[of_rows]
+        if self._operator.timed_by_topics:
+            counts_before -= self._follow_their_record(positions, counts_before)
+        return counts_before, counts_after
+
+    def _follow_their_record(self, positions: pa.Table, counts: _Indices) -> Mask:
+        """Mask of the rows whose last advance before them is the beginning of their own record.
+
+        `counts`: for each row, the number of advances before it.
+        """
+        last = np.maximum(counts - 1, 0)
+        is_same = counts > 0
+        for name, of_advances in zip(SORT_KEY, (self._sequences, self._origins), strict=False):
+            is_same[is_same] = of_advances[last[is_same]] == positions.column(name).to_numpy()[is_same]
+        is_beginning = boolean_mask(pc.equal(self._paths, START))
+        is_same[is_same] = is_beginning[last[is_same]]
+        # A row that was re-keyed comes after its record, as if from a repartition topic.
+        paths = positions.column("path").filter(pa.array(is_same)).to_pylist()
+        is_same[is_same] = [path.startswith(START) for path in paths]
+        return is_same

@@ -49,11 +49,16 @@ class Flow:
         """A function that makes a record wait for `process`."""
         return lambda record: self._waiting.append((process, record))
 
-    def finish(self) -> None:
-        """Process the waiting records, first in, first out, and those that they cause."""
+    def finish(self, end_round: Callable[[], None] = lambda: None) -> None:
+        """Process the waiting records, first in, first out, and those that they cause.
+
+        `end_round` is called after all records that were re-keyed as often as each other.
+        """
         while self._waiting:
-            process, record = self._waiting.popleft()
-            process(record)
+            for _ in range(len(self._waiting)):
+                process, record = self._waiting.popleft()
+                process(record)
+            end_round()
 
 
 @dataclass(kw_only=True)

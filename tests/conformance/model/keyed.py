@@ -97,10 +97,11 @@ class Sum(Fold):
 @dataclass(kw_only=True)
 class Turns(Stream):
     """Numbers the records of a key. Each key has a timer, which its next record postpones. Unlike in Kafka Streams, a
-    record without a key has neither. If the records come from topics directly, all records of the topics advance the
-    time.
+    record without a key has neither. All records of the topics that the task reads advance the time.
     """
 
+    is_timed_by_rows: bool = True
+    """Whether the records that arrive advance the time."""
     fires_with_rows: bool = True
     """Whether timers fire after each record that arrives, not only when the topology fires them."""
     turns: dict[Key, int] = field(default_factory=dict)
@@ -108,7 +109,8 @@ class Turns(Stream):
     time: int = -1
 
     def process(self, record: Record) -> None:
-        self.time = max(self.time, record.time)
+        if self.is_timed_by_rows:
+            self.time = max(self.time, record.time)
         n = (record.value or {}).get("n")
         if isinstance(record.key, str):
             self.turns[record.key] = number = self.turns.get(record.key, 0) + 1
@@ -174,6 +176,7 @@ class ProcessValues(Stream):
 class Punctuate(Stream):
     """Counts the records of each key, and sends the counts whenever its clock passes a multiple of a time."""
 
+    is_timed_by_rows: bool = True
     fires_with_rows: bool = True
     every: int
     resets: bool
@@ -192,8 +195,9 @@ class Punctuate(Stream):
             self.send(record)
         if record.key is not None:
             self.counts[record.key] += 1
-        if self.fires_with_rows and not self.on_wall_clock:
+        if self.is_timed_by_rows and not self.on_wall_clock:
             self.time = max(self.time, record.time)
+        if self.fires_with_rows and not self.on_wall_clock:
             self.fire()
 
     def fire(self) -> None:

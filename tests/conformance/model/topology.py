@@ -20,18 +20,6 @@ _SOURCES: dict[str, type[flow.Node]] = {
 }
 
 
-_STATELESS = (
-    "repartition",
-    "filter",
-    "filter_not",
-    "map_values",
-    "select_key",
-    "flat_map_values",
-    "double",
-    "to_stream",
-)
-
-
 class Topology:
     """The nodes of a case's `spec`. `outputs` has what each node of interest has sent."""
 
@@ -64,10 +52,15 @@ class Topology:
             processor.time = max(processor.time, record.time)
         for source in self._sources[topic]:
             source.process(record)
+
         # The timers of a processor that the record has not reached come after all that the record has.
-        for processor in timed:
-            processor.fire()
-        self._flow.finish()
+        def fire() -> None:
+            for processors in self._timed.values():
+                for processor in processors:
+                    processor.fire()
+
+        fire()
+        self._flow.finish(fire)
 
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
@@ -181,9 +174,11 @@ class Topology:
         return punctuate
 
     def _with_time_of_topics(self, node: dict[str, Any], processor: P) -> P:
-        """Let all records of the topics that a processor reads advance its time, unless it follows a state."""
-        for topic in self._topics_read(node["in"]):
-            processor.fires_with_rows = False
+        """Let all records of the topics that a processor's task reads advance its time."""
+        topics, comes_from_another_task = self._topics_of_task(node["in"])
+        processor.is_timed_by_rows = comes_from_another_task or not topics
+        processor.fires_with_rows = not topics
+        for topic in topics:
             self._timed.setdefault(topic, []).append(processor)
         return processor
 
@@ -194,19 +189,42 @@ class Topology:
             punctuate.fire()
         self._flow.finish()
 
-    def _topics_read(self, name: str) -> frozenset[str]:
-        """The topics from which a node's records come; none if they are results of a step with a state."""
+    def _topics_of_task(self, name: str) -> tuple[frozenset[str], bool]:
+        """The topics from which a node's records come, and whether some of them come through a repartition topic."""
         node = self._specs[name]
         match node:
             case {"op": "stream" | "table", "topic": topic}:
-                return frozenset({topic})
+                return frozenset({topic}), False
             case {"op": "merge", "in": merged}:
-                topics = [self._topics_read(one) for one in merged]
-                return frozenset().union(*topics) if all(topics) else frozenset()
-            case {"op": op, "in": parent} if op in _STATELESS:
-                return self._topics_read(parent)
+                inputs = [(one, False) for one in merged]
+            case {"op": "cogroup", "parts": parts}:
+                inputs = [(part["in"], "group_key" in part or self._is_rekeyed(part["in"])) for part in parts]
+            case {"op": "join", "left": left, "right": right, "fk": _}:
+                inputs = [(left, False), (right, True)]
+            case {"op": "join", "left": left, "left_key": _}:
+                inputs = [(left, False)]
+            case {"op": "join", "left": left, "right": right}:
+                inputs = [(one, self._is_rekeyed(one)) for one in (left, right)]
+            case {"op": "aggregate" | "reduce" | "fold", "in": parent}:
+                is_table = isinstance(self.nodes[parent], tables.Table)
+                inputs = [(parent, is_table or "group_key" in node or self._is_rekeyed(parent))]
+            case {"op": "to_table", "in": parent}:
+                inputs = [(parent, self._is_rekeyed(parent))]
+            case {"in": parent}:
+                inputs = [(parent, False)]
             case _:
-                return frozenset()
+                raise NotImplementedError(node)
+        topics: frozenset[str] = frozenset()
+        comes_from_another_task = any(is_cut for _, is_cut in inputs)
+        for parent, is_cut in inputs:
+            if not is_cut:
+                more, also_from_another = self._topics_of_task(parent)
+                topics |= more
+                comes_from_another_task |= also_from_another
+        return topics, comes_from_another_task
+
+    def _is_rekeyed(self, name: str) -> bool:
+        return getattr(self.nodes[name], "rekeyed", False)
 
     def _table_step(self, node: dict[str, Any], parent: tables.Table) -> flow.Node:
         about: dict[str, Any] = {"parents": (parent,), "window": parent.window}
