@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
-from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError
+from sluice.operators.columns import NO_ROWS, Indices, KeyedRows, Results, RowFailedError
 from sluice.operators.encoding import plain_texts, state_type, to_json
 from sluice.operators.plain_values import has_plain_values
 from sluice.operators.processor import (
@@ -356,6 +356,7 @@ class _Forwarded:
         """The results. `causes` are the rows that have caused them."""
         columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
         keys, values, times, outputs, headers, windows = columns
+        starts, ends = np.array(windows, np.int64).reshape(-1, 2).T if self._has_windows else (NO_ROWS, NO_ROWS)
         return Results(
             causes,
             pa.array(values, pa.string()),
@@ -363,7 +364,7 @@ class _Forwarded:
             keys=pa.array(keys, pa.string()),
             outputs=None if {*outputs} <= {DEFAULT_OUTPUT} else pa.array(outputs, pa.string()),
             headers=pa.array(headers, pa.string()),
-            windows=tuple(np.array(windows, np.int64).reshape(-1, 2).T) if self._has_windows else None,
+            windows=(starts, ends) if self._has_windows else None,
         )
 
 

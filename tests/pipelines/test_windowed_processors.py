@@ -130,7 +130,7 @@ class SamePages(Pages):
         self.context = context  # type: ignore[assignment]
 
     def process(self, record: Record[int, Windowed[str]]) -> None:
-        self.context.forward(f"{self.context.key}: {record.key.key}")  # type: ignore[call-arg, arg-type]
+        self.context.forward(f"{self.context.key}: {record.key.key}")  # type: ignore[call-arg]
 
 
 @cuts

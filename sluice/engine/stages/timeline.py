@@ -31,7 +31,7 @@ from sluice.engine.batch.stream_time import (
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
 from sluice.plan import PlannedOperator
-from sluice.values.row_order import START
+from sluice.values.row_order import END_OF_RECORD, START
 
 _Indices = npt.NDArray[np.intp]
 
@@ -332,7 +332,8 @@ class Timeline:
             is_same[is_same] = of_advances[last[is_same]] == positions.column(name).to_numpy()[is_same]
         is_beginning = boolean_mask(pc.equal(self._paths, START))
         is_same[is_same] = is_beginning[last[is_same]]
-        # A row that was re-keyed comes after its record, as if from a repartition topic.
+        # The results of timers come after their record, and so do rows that were re-keyed, as if
+        # from a repartition topic.
         paths = positions.column("path").filter(pa.array(is_same)).to_pylist()
-        is_same[is_same] = [path.startswith(START) for path in paths]
+        is_same[is_same] = [START <= path < END_OF_RECORD for path in paths]
         return is_same

@@ -29,6 +29,8 @@ class Topology:
         self._sources: dict[str, list[flow.Node]] = {}
         self._timed: dict[str, list[keyed.Turns | keyed.Punctuate]] = {}
         """Topic → the processors whose stream time all of the topic's records advance."""
+        self._by_time: list[keyed.Turns | keyed.Punctuate] = []
+        """The processors that topics time, each before those from which its records come."""
         self._by_wall_clock: list[keyed.Punctuate] = []
         self._specs = {node["id"]: node for node in nodes}
         for name, node in self._specs.items():
@@ -54,13 +56,13 @@ class Topology:
             source.process(record)
 
         # The timers of a processor that the record has not reached come after all that the record has.
-        def fire() -> None:
-            for processors in self._timed.values():
-                for processor in processors:
-                    processor.fire()
+        self._fire()
+        self._flow.finish(self._fire)
 
-        fire()
-        self._flow.finish(fire)
+    def _fire(self) -> None:
+        """Fire the timers that are due. A processor does so before it gets the results of another one's timers."""
+        for processor in self._by_time:
+            processor.fire()
 
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
@@ -180,7 +182,19 @@ class Topology:
         processor.fires_with_rows = not topics
         for topic in topics:
             self._timed.setdefault(topic, []).append(processor)
+        if topics:
+            upstream = {id(one) for one in self._upstream(node)}
+            before = [number for number, one in enumerate(self._by_time) if id(one) in upstream]
+            self._by_time.insert(min(before, default=len(self._by_time)), processor)
         return processor
+
+    def _upstream(self, node: dict[str, Any]) -> list[flow.Node]:
+        """All nodes from which a node's records come."""
+        names = self._streams_into(node)
+        found: list[flow.Node] = [self.nodes[name] for name in names]
+        for name in names:
+            found += self._upstream(self._specs[name])
+        return found
 
     def advance_wall_clock(self, milliseconds: int) -> None:
         """Advance the wall clock, and punctuate."""
