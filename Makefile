@@ -28,8 +28,8 @@ demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the re
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
 
 .PHONY: test
-test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=5; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
-	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),5) --durations=15)
+test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=6; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'
+	@$(BIN)/pytest $(or $(ARGS),-n $(or $(PROCESSES),6) --durations=15)
 
 .PHONY: lint
 lint: $(INSTALLED) ## Check style, format, types and the direction of imports

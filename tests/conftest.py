@@ -25,10 +25,14 @@ from tests.support.postgres import postgres_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.parallel import Dealer
+
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 _BROKER = "SLUICE_TESTS_BROKER"
 """The environment variable with the folder of the broker that all processes of pytest-xdist share."""
+_DEALER: pytest.StashKey[Dealer] = pytest.StashKey()
+"""The distribution of the tests over the processes of pytest-xdist."""
 
 # The time of an example depends more on the machine than on the code.
 hypothesis.settings.register_profile("sluice", deadline=None, max_examples=15)
@@ -110,7 +114,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Let `Dealer` distribute the tests over the processes of pytest-xdist."""
     from tests.support.parallel import Dealer
 
-    return Dealer(config, log, Path(os.environ[_BROKER], "on_spark"))
+    config.stash[_DEALER] = dealer = Dealer(config, log, Path(os.environ[_BROKER], "on_spark"))
+    return dealer
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which file a process has run while the others had nothing left to do."""
+    if (dealer := config.stash.get(_DEALER, None)) is not None:
+        for line in dealer.late_files():
+            terminalreporter.write_line(line, yellow=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -41,6 +41,7 @@ def test_alerts_fire_and_pass(
     hosts: list[Host], states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("sluice.observe.host_checks.OBSERVING_SECONDS", 1.0)
     failures = states.ledger.failures
     failures.keep(Failure.of(EngineError("A record cannot be read."), "orders"))
     with prometheus(tmp_path, hosts[0].address, TOKEN) as client:

@@ -41,6 +41,11 @@ def own_size() -> Size:
     return size_of([psutil.Process()])
 
 
+def is_flat(before: Size, after: Size, more: int = 5) -> bool:
+    """Whether neither threads nor files have grown by more than `more`."""
+    return after.threads <= before.threads + more and after.files <= before.files + more
+
+
 def assert_flat(before: Size, after: Size, more: int = 5) -> None:
     """Neither threads nor files have grown by more than `more`."""
     assert after.threads <= before.threads + more, f"{before.threads} threads have become {after.threads}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -16,22 +18,31 @@ TOGETHER = ("tests/api/", "tests/browser/")
 """Tests that run in one process, because they share an Airflow. Otherwise, a file has a process."""
 
 WAITING = (
-    "tests/unit/kafka/test_unreachable_brokers.py",
-    "tests/unit/state/test_lease.py",
+    "tests/integration/test_end_to_end.py",
     "tests/integration/test_trigger.py",
+    "tests/docs/test_tutorial.py",
     "tests/faults/test_samples.py",
-    "tests/servers/test_client.py",
+    "tests/servers/test_prometheus.py",
+    "tests/integration/test_kafka.py",
     "tests/servers/test_half_sent.py",
     "tests/servers/test_standbys.py",
     "tests/servers/test_untrusted_peers.py",
+    "tests/servers/test_client.py",
+    "tests/unit/kafka/test_unreachable_brokers.py",
+    "tests/unit/state/test_lease.py",
+    "tests/engine/test_kafka_security.py",
 )
-"""Tests that mostly wait. A process runs them while the others compute; later, a core would be idle meanwhile."""
+"""Files whose tests mostly wait: for brokers, Airflow, leases and time-outs."""
+
+WAITING_PROCESSES = (1, 2)
+"""The numbers of the processes that begin with these files. If all processes did, they would leave the cores idle."""
+
+LATE_S = 15.0
+"""A process that ends this much later than the first to end has got a long file too late."""
 
 FIRST = (
-    "tests/integration/test_end_to_end.py",
     *WAITING,
     "tests/cluster/",
-    "tests/docs/test_tutorial.py",
     "tests/faults/test_drivers.py",
     "tests/engine/test_delta",
     "tests/chaos/",
@@ -53,7 +64,8 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
     The tests of a file that need Spark are a file of their own. The first process begins with these files. The other
-    processes run only other files, so that there is one Spark: it takes as long to start as hundreds of tests.
+    processes run only other files, so that there is one Spark: it takes as long to start as hundreds of tests. Two
+    processes begin with the files of `WAITING`, while the others compute.
     """
 
     def __init__(self, config: pytest.Config, log: object, on_spark: Path) -> None:
@@ -62,6 +74,7 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
         super().__init__(config, log)
         self._nodes: list[WorkerController] = []
         self._file = on_spark
+        self._ends: dict[WorkerController, tuple[float, str]] = {}
 
     @cached_property
     def _on_spark(self) -> frozenset[str]:
@@ -86,14 +99,40 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
         elif self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        nodeid = self.registered_collections[node][item_index]
+        self._ends[node] = time.monotonic(), self._split_scope(nodeid)
+        super().mark_test_complete(node, item_index, duration)
+
+    def late_files(self) -> list[str]:
+        """A line for each process that was still busy when others had nothing left to do, with its last file."""
+        first = min((end for end, _ in self._ends.values()), default=0.0)
+        return [
+            f"{node.gateway.id} ended {end - first:.0f} s after the first process, with {scope}. "
+            "If this file takes long, add it to FIRST in tests/support/parallel.py."
+            for node, (end, scope) in self._ends.items()
+            if end - first > LATE_S
+        ]
+
     def _next(self, node: WorkerController) -> str | None:
-        has_spark = self._nodes.index(node) == 0
-        preferred = (scope for scope in self.workqueue if scope.endswith(ON_SPARK) == has_spark)
-        return next(preferred, next(iter(self.workqueue), None) if has_spark else None)
+        number = self._nodes.index(node)
+        others = ["computing", "waiting"]
+        if number in WAITING_PROCESSES:
+            others.reverse()
+        kinds = ["spark", *others] if number == 0 else others
+        found = {kind_of(scope): scope for scope in reversed(self.workqueue)}
+        return next((found[kind] for kind in kinds if kind in found), None)
 
     def _split_scope(self, nodeid: str) -> str:
         scope = next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
         return scope + (ON_SPARK if nodeid in self._on_spark else "")
+
+
+def kind_of(scope: str) -> Literal["spark", "waiting", "computing"]:
+    """What the tests of a file, or of a folder of `TOGETHER`, mostly do."""
+    if scope.endswith(ON_SPARK):
+        return "spark"
+    return "waiting" if scope in WAITING else "computing"
 
 
 def needs_spark(item: pytest.Item) -> bool:
