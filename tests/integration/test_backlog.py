@@ -15,7 +15,9 @@ from tests.support.states import States
 pytestmark = pytest.mark.integration
 
 
-def test_unread_records_are_counted_before_a_run(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_unread_records_are_counted_before_a_run(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
     kafka.create_topics({"counted": 2})
     produce(config, "counted", ((str(number), b"{}", 0) for number in range(20)))
@@ -33,5 +35,6 @@ def test_unread_records_are_counted_before_a_run(kafka: EmbeddedKafka, tmp_path:
     unreadable = f"sqlite:///{tmp_path}/file/ledger.sqlite"
     assert unread(enough=21, ledger_url=unreadable) == 20  # the ledger is not opened
     assert unread(ledger_url=unreadable) == 0
+    monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.5)
     nowhere = {"bootstrap.servers": f"127.0.0.1:{free_port()}", "socket.timeout.ms": "500"}
     assert unread(kafka=nowhere) == 0
