@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from io import TextIOBase
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -41,6 +42,9 @@ def log_at_levels(hook: SparkSubmitHook) -> None:
 
     def process_at_levels(lines: Iterable[str]) -> None:
         process(log.lines(lines))
+        # The lines come from the pipe of spark-submit's output, which Airflow's hook leaves open.
+        if isinstance(lines, TextIOBase):
+            lines.close()
 
     # Airflow has no settings for the lines or their levels, so the hook's method and logger are replaced.
     hook._process_spark_submit_log = process_at_levels  # type: ignore[assignment]

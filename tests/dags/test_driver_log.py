@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import structlog
@@ -54,3 +55,13 @@ def test_airflows_hook_logs_each_line_at_its_level_and_keeps_its_tail() -> None:
     names = [(entry["event"], logging.getLevelNamesMapping()[entry["log_level"].upper()]) for entry in logged]
     assert names == [(line.strip(), level) for line, level in LINES.items() if level is not None]
     assert "No broker answers" in hook._submit_log_tail
+
+
+def test_the_pipe_of_a_drivers_output_is_closed_at_its_end() -> None:
+    hook = SparkSubmitHook(conn_id="spark_default")
+    log_at_levels(hook)
+    reading, writing = os.pipe()
+    os.close(writing)
+    with os.fdopen(reading) as output:
+        hook._process_spark_submit_log(iter(output))
+        assert output.closed

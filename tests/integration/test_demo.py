@@ -34,9 +34,9 @@ def demo(home: Path) -> Iterator[subprocess.Popen[str]]:
     """A demo that has started Kafka."""
     process = start(home)
     await_line(process, "✓ Start Kafka")
-    yield process
-    process.kill()
-    process.wait()
+    with process:
+        yield process
+        process.kill()
 
 
 def await_line(demo: subprocess.Popen[str], part: str) -> None:
