@@ -277,11 +277,21 @@ def needs_retractions(node: nodes.Node) -> bool:
             return needs_old_to_filter(node)
 
 
+def needs_old_of_input(node: nodes.Node, table: nodes.Node) -> bool:
+    """Whether a node needs the old values of one of its input tables."""
+    if isinstance(node, nodes.Join) and node.kind == "table-table":
+        # As in Kafka Streams, a join sends no deletion for a row that has never passed a filter. Its
+        # state says whether the row has passed, unless the table claims another old value.
+        return follows_filter(table) and claims_old_values(table)
+    return needs_retractions(node) and table is nodes.parents(node)[0]
+
+
 def claims_old_values(table: nodes.Node) -> bool:
     """Whether the old values of a table's changes may differ from the rows that the changes replace.
 
     As in Kafka Streams, the first result of a stream's aggregate has the initial aggregate as its old value, although
-    there was no row.
+    there was no row. If both sides of a join depend on one topic, a change of the topic changes both sides, and the
+    join computes the old value of its second result from the new value of the other side.
     """
     match table:
         case nodes.Aggregate(parent=parent):
@@ -289,7 +299,8 @@ def claims_old_values(table: nodes.Node) -> bool:
         case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Apply() | nodes.Suppress():
             return claims_old_values(table.parent)
         case nodes.Join(left=left, right=right, kind="table-table"):
-            return claims_old_values(left) or claims_old_values(right)
+            depend_on_one_topic = bool({*nodes.sources_of(left)} & {*nodes.sources_of(right)})
+            return depend_on_one_topic or claims_old_values(left) or claims_old_values(right)
         case _:
             return False
 

@@ -115,7 +115,7 @@ class TableJoin:
     """Whether the left side's key for the join is an expression."""
     filtered: tuple[bool, bool] = (False, False)
     """Whether the left and the right side are filtered tables, possibly mapped."""
-    gets_old_values: tuple[bool, bool] = (False, False)
+    claims_old_values: tuple[bool, bool] = (False, False)
     """Whether the left and the right side include the old values of their tables' changes."""
     history_ms: int | None = None
     """How far back the table's versions reach. None if records are not joined with the version that

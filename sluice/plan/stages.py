@@ -24,6 +24,7 @@ from sluice.plan.operator_actions import (
     joins_versions,
     metadata_sql,
     metadata_texts,
+    needs_old_of_input,
     needs_retractions,
     requires_value,
     waits_for_close,
@@ -446,7 +447,10 @@ class StagePlanner:
                 return side == LEFT
             case nodes.Join(kind="table-table"):
                 tables = {LEFT: node.left, RIGHT: node.right}
-                return is_retracted and side in tables and claims_old_values(tables[side])
+                if side not in tables:
+                    return False
+                table = tables[side]
+                return claims_old_values(table) if is_retracted else needs_old_of_input(node, table)
             case _:
                 return needs_retractions(node) and side == LEFT
 
@@ -471,7 +475,7 @@ def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
     if nodes.only_adds(node):
         return False
     for child in children(pipeline, node):
-        if needs_retractions(child) and node is nodes.parents(child)[0]:
+        if needs_old_of_input(child, node):
             return True
         if _passes_on_old_values(child, node) and _is_retracted(pipeline, child):
             return True

@@ -136,7 +136,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 how,
                 retracts=retracts,
                 filtered=filtered,
-                gets_old_values=action.gets_old_values if retracts else (False, False),
+                gets_old_values=_gets_old_values(action, retracts=retracts),
             )
         case plan.Process():
             return partial(_process, action, operator.step.at)
@@ -161,6 +161,13 @@ def _table(table: plan.Latest, *, retracts: bool) -> Make:
     if table.expiry is not None:
         return partial(ExpiringTable, table.expiry, retracts=retracts)
     return partial(Latest, retracts=retracts)
+
+
+def _gets_old_values(join: plan.TableJoin, *, retracts: bool) -> tuple[bool, bool]:
+    """For each side of a join of tables, whether its rows include the old values of changes."""
+    left_claims, right_claims = join.claims_old_values
+    left_filtered, right_filtered = join.filtered
+    return left_claims and (retracts or left_filtered), right_claims and (retracts or right_filtered)
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:

@@ -85,6 +85,7 @@ class TableJoin(Timeless):
         if row.old:
             self._replaced[row.key, row.side] = row.value
             return
+        replaced = self._replaced.pop((row.key, row.side), None)
         # The time of a deleted value is -1, so that it is never the larger time of both sides.
         changed = row.value, row.time if row.value is not None else -1
         if row.side >= AHEAD:
@@ -94,8 +95,10 @@ class TableJoin(Timeless):
             self._ahead.pop((row.key, row.side), None)
         # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
         # nothing to the join.
-        stored = state.right if row.side == RIGHT else state.left
-        if row.value is None and stored is None and self.filtered[row.side]:
+        passed = state.right if row.side == RIGHT else state.left
+        if self.gets_old_values[row.side]:
+            passed = replaced
+        if row.value is None and passed is None and self.filtered[row.side]:
             return
         pair = self._pair_in_stores(state, row) if self._ahead else state
         old = self._result(pair)
@@ -109,16 +112,14 @@ class TableJoin(Timeless):
         # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
         if self.retracts:
-            retracted = self._retracted(pair, row) if self.gets_old_values[row.side] else old
+            retracted = self._retracted(pair, row.side, replaced) if self.gets_old_values[row.side] else old
             if retracted is not None:
                 out.emit(row.key, retracted, time, old=True)
         out.emit(row.key, new, time)
 
-    def _retracted(self, pair: TablePair, row: Row) -> str | None:
-        """The result that a change replaces, given the old value that the changed table sent."""
-        assert row.key is not None
-        replaced = self._replaced.pop((row.key, row.side), None)
-        if row.side == RIGHT:
+    def _retracted(self, pair: TablePair, side: int, replaced: str | None) -> str | None:
+        """The result that a change of a side replaces, given the old value that the side's table has sent."""
+        if side == RIGHT:
             return self._result(TablePair(pair.left, pair.left_time, replaced))
         return self._result(TablePair(replaced, -1, pair.right, pair.right_time))
 
@@ -140,7 +141,8 @@ class TableJoin(Timeless):
         sent = is_new & (had_result | has_result | sends_tombstone)
         for side, of_side in enumerate(sides):
             if self.filtered[side]:
-                sent &= (rows.sides != side) | rows.has_value | of_side.had_value
+                passed = follows_old_value(rows) if self.gets_old_values[side] else of_side.had_value
+                sent &= (rows.sides != side) | rows.has_value | passed
         rows_sent = np.flatnonzero(sent)
         times = np.maximum.reduce([rows.times, left.times, right.times])[rows_sent]
         new_values = _where(has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent)))
@@ -202,6 +204,11 @@ class TableJoin(Timeless):
             case "outer":
                 has_result = left is not None or right is not None
         return joined(left, right) if has_result else None
+
+
+def follows_old_value(rows: KeyedRows) -> Mask:
+    """Mask of the rows right after the old value that they replace."""
+    return np.concatenate(([False], (rows.is_old & rows.has_value)[:-1]))
 
 
 class _SideOfRows:
