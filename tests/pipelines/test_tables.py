@@ -471,6 +471,38 @@ def _numbers(value: Any) -> str | None:
     return "+".join("-" if side is None else str(side["n"]) for side in sides)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_join_deletes_a_row_that_passed_a_filter_as_the_initial_aggregate(drive: Drive, cut: bool) -> None:
+    """In Kafka Streams, the first result of an aggregate replaces the initial aggregate."""
+    pipeline = Pipeline("initial", workers=2)
+    places = pipeline.table("places", value=Visit)
+    sums = pipeline.stream("visits", value=Visit).group_by_key().aggregate(store="sums", n="coalesce(sum(n), 0)")
+    sums.filter_not("n > 0").join(places).to("joined")
+    sums.filter("n > 0").join(places).to("other")
+    driver = drive(pipeline)
+    for topic, n in (("places", 7), ("visits", 1), ("visits", 2)):
+        driver.pipe(topic, {"g": None, "n": n}, "a", timestamp=n)
+        if cut:
+            driver.commit()
+    assert [(record.key, record.value) for record in driver.read("joined")] == [("a", None)]
+    assert [_numbers(record.value) for record in driver.read("other")] == ["1+7", "3+7"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_passed(drive: Drive, cut: bool) -> None:
+    """A change of a row reaches the join from both sides. The first half of the change passes the filter."""
+    pipeline = Pipeline("mapped", workers=2)
+    rows = pipeline.table("rows", value=Visit)
+    pairs = rows.outer_join(rows.select(n="n + 1"))
+    pairs.filter("coalesce(right.n, 0) % 3 = 0").select(n="left.n").join(rows).to("joined")
+    driver = drive(pipeline)
+    for number, n in enumerate((2, None, 4)):
+        driver.pipe("rows", None if n is None else {"g": None, "n": n}, "a", timestamp=number)
+        if cut:
+            driver.commit()
+    assert [_numbers(record.value) for record in driver.read("joined")] == ["2+2", "2+2", "2+2", None]
+
+
 class Trip(Struct):
     start: str | None
     end: str | None
