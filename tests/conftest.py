@@ -187,13 +187,6 @@ def kafka() -> EmbeddedKafka:
 
 
 @pytest.fixture(scope="session")
-def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker of this process, for tests of the orders' pipeline, whose topics have names of their own."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of one PostgreSQL server for all tests of this process."""
     with postgres_server(tmp_path_factory.mktemp("postgres")) as url:

@@ -69,9 +69,9 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
-def broker(own_kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
+def broker(kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
     """A broker with two dead letters of the orders, one with markup in every text."""
-    settings = {"bootstrap.servers": own_kafka.bootstrap}
+    settings = {"bootstrap.servers": kafka.bootstrap}
     topic = dead_letter_topic.topic_of("orders")
     create_topics(settings, [Topic("orders"), Topic(topic)])
     producer = Producer(settings)
@@ -83,7 +83,7 @@ def broker(own_kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
         producer.produce(topic, value, HOSTILE.encode(), headers=[*headers, (HOSTILE, b"x")])
     assert producer.flush(30) == 0
     yield settings
-    # Other tests of this process count the records of the topic.
+    # The broker is also the broker of other tests, and the topics have the names of an example.
     admin = AdminClient({**settings})
     for deleted in admin.delete_topics(["orders", topic]).values():
         deleted.result(20)

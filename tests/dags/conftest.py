@@ -13,6 +13,7 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from tests.support import airflow_home
 from tests.support.airflow_database import provide_database
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 JARS = ROOT / ".sluice" / "jars"
@@ -33,6 +34,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def airflow_database() -> None:
     """A database for `dag.test()`."""
     provide_database(Path(airflow_home.HOME) / "airflow.db")
+
+
+@pytest.fixture(scope="session")
+def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker for tests that count all records in the topics of the orders' pipeline."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
+        yield broker
 
 
 @dataclass(frozen=True)
