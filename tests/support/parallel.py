@@ -109,7 +109,7 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
         first = min((end for end, _ in self._ends.values()), default=0.0)
         return [
             f"{node.gateway.id} ended {end - first:.0f} s after the first process, with {scope}. "
-            "If this file takes long, add it to FIRST in tests/support/parallel.py."
+            "If this file takes long, put it further ahead in FIRST in tests/support/parallel.py."
             for node, (end, scope) in self._ends.items()
             if end - first > LATE_S
         ]
