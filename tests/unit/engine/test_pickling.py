@@ -76,7 +76,6 @@ import pickle
 import sys
 from msgspec import Struct
 from sluice.engine.steps.pickling import Pickled
-from sluice.testing import TopologyTestDriver
 
 class Amount(Struct):
     cents: int = 0
@@ -93,6 +92,8 @@ if sys.argv[1:] == ["pickle"]:
 
     print(pickle.dumps(Pickled.of(doubled)).hex(), pickle.dumps(Pickled.of(tripled)).hex())
     sys.exit()
+
+from sluice.testing import TopologyTestDriver
 
 TopologyTestDriver(None).pipe("amounts", 1)
 """

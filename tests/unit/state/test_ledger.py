@@ -117,10 +117,22 @@ def test_a_batch_continues_from_the_stream_times_of_the_batch_before(states: Sta
         snapshots.times_before(states.ref, 2)
 
 
+OPEN_THREE_TIMES = """
+import os, sys
+from sluice.state.ledger.ledger import Ledger
+
+for _ in range(3):
+    if os.fork() == 0:
+        Ledger.open(sys.argv[1]).close()
+        sys.exit()
+print(*(os.wait()[1] for _ in range(3)))
+"""
+
+
 def test_many_processes_open_a_new_ledger_at_once(empty_database: str) -> None:
-    code = "import sys; from sluice.state.ledger.ledger import Ledger; Ledger.open(sys.argv[1]).close()"
-    processes = [subprocess.Popen([sys.executable, "-c", code, ledger_url(empty_database)]) for _ in range(3)]
-    assert [process.wait() for process in processes] == [0] * 3
+    """The processes have imported Sluice before they part, so that they open the ledger at the same time."""
+    command = [sys.executable, "-c", OPEN_THREE_TIMES, ledger_url(empty_database)]
+    assert subprocess.check_output(command, text=True).split() == ["0"] * 3
 
 
 @pytest.mark.parametrize("url", ["mysql://secret@host/x", "no url", "sqlite://"])
