@@ -9,7 +9,8 @@
 | SLUICE_JARS | HOME/jars | folder for the jars of Delta Lake and of the broker, and for archives of Java classes |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
-| SLUICE_MAX_RECORDS | 600000 or 2000000 | most stream records of a batch; 600000 is for pipelines with operators |
+| SLUICE_MEMORY | 1500m | memory that a run may use; the size of its batches and of the JVM's heap follow from it |
+| SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the run in audits, and in notes about the pipeline's state; in Airflow, the task sets it |
@@ -40,6 +41,8 @@ from sluice.errors import SettingsError
 
 _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
+LEAST_MEMORY_MB, MEMORY_MB = 1_000, 1_500
+"""The least memory that a run may be given, and the memory that it is given by default."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
 _SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
@@ -57,10 +60,12 @@ class Settings:
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
     max_records: int | None
-    """None for the default of the pipeline (`Job.most_records`)."""
+    """None if the size of batches follows from `memory_mb` (see `engine/run/batch_size.py`)."""
     linger_ms: int | None
     delivery: str
     run: str
+    memory_mb: int = MEMORY_MB
+    """The memory that a run's processes may need together, in millions of bytes."""
     pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
@@ -88,6 +93,7 @@ class Settings:
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
+            memory_mb=_megabytes(environ, "SLUICE_MEMORY"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
@@ -147,6 +153,20 @@ def _positive(environ: Mapping[str, str], name: str) -> int | None:
             next_step="Set it to a whole number from 1 to 999,999,999,999.",
         )
     return int(text)
+
+
+def _megabytes(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    if not text:
+        return MEMORY_MB
+    number, unit = text[:-1], text[-1:].lower()
+    megabytes = int(number) * {"m": 1, "g": 1_000}.get(unit, 0) if _is_whole(number) else 0
+    if megabytes < LEAST_MEMORY_MB:
+        raise SettingsError(
+            f"{name} is {text[:40]!r}.",
+            next_step=f"Set it to at least {LEAST_MEMORY_MB}m, such as {MEMORY_MB}m or 4g.",
+        )
+    return megabytes
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int | None:

@@ -31,6 +31,7 @@ from sluice.engine.read.replay_offsets import (
 )
 from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
 from sluice.engine.run.batch_loop import divide_records
+from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.engine.run.job_run import JobRun
@@ -212,7 +213,7 @@ class Rebuild:
         return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier))
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
-        most = self.settings.max_records or self.job.most_records
+        most = BatchSize(self.settings.memory_mb, self.settings.max_records).most_records()
         return divide_records(self.job, self.settings.kafka, begin, target, most)
 
     @property

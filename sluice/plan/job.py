@@ -215,15 +215,6 @@ class Job:
         return bool(self.operators)
 
     @property
-    def most_records(self) -> int:
-        """The most stream records of a batch, unless `SLUICE_MAX_RECORDS` sets another number.
-
-        Tasks add up the records of combinable aggregates while they read. But they hold all rows of a batch for
-        operators, which takes half a kilobyte to a kilobyte of memory for each row.
-        """
-        return 600_000 if self.has_operators else 2_000_000
-
-    @property
     def has_fallible_expressions(self) -> bool:
         """Whether any expression of the job can fail."""
         if any(isinstance(column, FallibleExpression) for column in self.columns):
@@ -300,8 +291,18 @@ class Job:
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
-        """The edges from a stage to operators, stores and sinks."""
-        return [edge for edge in self._all_edges if edge.stage == stage]
+        """The edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
+        return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
+
+    def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
+        """Operator of a stage → the edges that take rows of this operator's edges (see `shared_rows.py`)."""
+        stage_of = {operator.number: operator.stage for operator in self.operators}
+        sharing: dict[int, tuple[Edge, ...]] = {}
+        for edge in self._all_edges:
+            if edge.shares is not None and stage_of[edge.shares.target] == stage:
+                target = edge.shares.target
+                sharing[target] = (*sharing.get(target, ()), edge)
+        return sharing
 
     @property
     def _all_edges(self) -> Iterator[Edge]:

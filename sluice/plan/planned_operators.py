@@ -24,6 +24,16 @@ from sluice.values.windows import AnyWindow, SessionWindow, Window
 
 
 @dataclass(frozen=True)
+class SharedRows:
+    """The rows of an edge into the operator `target`, which another edge takes, too."""
+
+    target: int
+    side: int
+    needs_key: bool
+    """Whether the other edge leaves out the rows without a key."""
+
+
+@dataclass(frozen=True)
 class Edge:
     """The columns of the rows that go into a side of an operator, or from an operator into its store or a sink."""
 
@@ -73,6 +83,8 @@ class Edge:
     """Whether the edge leaves out late updates of a versioned table, which have an output of their own."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""
+    shares: SharedRows | None = None
+    """The rows of another edge, which this edge takes instead of rows of its own."""
 
     @property
     def column(self) -> str:
@@ -181,8 +193,8 @@ class PlannedOperator:
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
-        """The edges whose rows come from records, not from results of other operators."""
-        return tuple(edge for edge in self.edges if edge.stage == 0)
+        """The edges that have rows of their own, made from records, not from results of other operators."""
+        return tuple(edge for edge in self.edges if edge.stage == 0 and edge.shares is None)
 
     @property
     def is_stream_join(self) -> bool:

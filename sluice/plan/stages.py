@@ -34,6 +34,7 @@ from sluice.plan.operator_parameters import Process
 from sluice.plan.planned_operators import COGROUPED, STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
+from sluice.plan.shared_rows import share_rows
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
@@ -124,7 +125,7 @@ class StagePlanner:
                 columns_read=frozenset(results & self.columns.results_read),
             )
             operators.append(finished)
-        return tuple(operators), tuple(map(self._with_condition, self.edges))
+        return share_rows(operators), tuple(map(self._with_condition, self.edges))
 
     def _add_values(self) -> None:
         """Add the values of edges that pass them on: structs with only the fields that later steps read.

@@ -142,7 +142,7 @@ def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, mo
     assert options[LARGE_BACKLOG] == (
         f'{options[LARGE_BACKLOG - 1]} "-XX:TieredStopAtLevel=4" "-XX:Tier4InvocationThreshold=200000" '
         '"-XX:Tier4MinInvocationThreshold=100000" "-XX:Tier4CompileThreshold=400000" '
-        '"-XX:Tier4BackEdgeThreshold=1000000" "-Xmn400m"'
+        '"-XX:Tier4BackEdgeThreshold=1000000"'
     )
 
 

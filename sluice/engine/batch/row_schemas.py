@@ -68,6 +68,17 @@ STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "wind
 SORT_KEY = ("sequence", "origin", "path")
 """The columns of a row's position, by which the results of operators are sorted."""
 
+RETURNED_ROW = pa.schema([
+    ("group_id", pa.int32()),
+    ("key", pa.string()),
+    ("window_start", pa.int64()),
+    ("window_end", pa.int64()),
+    ("value", pa.string()),
+    *(SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")),
+])  # fmt: skip
+"""The schema of the rows that the driver gets: changed state rows, output records, and rejected
+rows."""
+
 Position = tuple[int, int, bytes]
 """Sequence, origin and path of a row."""
 BEGIN: Position = (-1, 0, b"")

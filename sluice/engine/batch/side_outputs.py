@@ -42,6 +42,8 @@ class BatchStats(msgspec.Struct):
     """For a task that reads one partition: the offset and the fingerprint of its last record."""
     by_partition: dict[str, dict[str, int]] = {}
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
+    row_bytes: dict[str, int] = {}
+    """For a task that holds all of its rows at once: the kind of the task → the size of these rows."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     topic: str = ""
     """The topic for which the side output has records; empty for stats and changes."""
     page: int = 0
+    groups: tuple[int, ...] = ()
+    """For changes: the groups, sinks and so on to which the rows of the page belong."""
 
 
 class SideOutput(NamedTuple):
@@ -105,10 +109,13 @@ class SideOutputs:
             self._add(Label(part, topic, page), pack_table(rows))
         return {}
 
-    def add_changes(self, worker: int, rows: pa.Table) -> None:
-        """Add the rows that the driver needs from the task that has written a worker's shard."""
-        for page, of_page in enumerate(_pages(rows)):
-            self._add(Label(f"{_CHANGES}{worker:05}", page=page), pack_table(of_page))
+    def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
+        """Add rows that the driver needs, with a column `group_id`. Returns the number of the next page."""
+        page = first_page
+        for page, of_page in enumerate(_pages(rows), first_page + 1):
+            groups = tuple(pc.unique(of_page.column("group_id")).to_pylist())
+            self._add(Label(f"{_CHANGES}{part}", page=page, groups=groups), pack_table(of_page))
+        return page
 
     def take(self) -> list[SideOutput]:
         """The side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
@@ -143,14 +150,14 @@ class Collected:
         labelled = [(decode_label(output.label), output.data) for output in outputs]
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes]] = {}
-        self._changes: list[bytes] = []
+        self._changes: list[tuple[frozenset[int], bytes]] = []
         # Shuffles deliver side outputs in any order. They are sorted, so that a
         # repeated batch writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
             if label.topic:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):
-                self._changes.append(data)
+                self._changes.append((frozenset(label.groups), data))
             else:
                 self._stats.append(msgspec.json.decode(data, type=BatchStats))
 
@@ -167,6 +174,14 @@ class Collected:
             counts.update(stats.counts)
             times |= stats.stream_times
         return BatchStats(dict(counts), times)
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of the rows that all tasks of a kind have held at once, for the kind with the most, in bytes."""
+        by_kind: Counter[str] = Counter()
+        for stats in self._stats:
+            by_kind.update(stats.row_bytes)
+        return max(by_kind.values(), default=0)
 
     @property
     def counts_by_partition(self) -> dict[tuple[str, int], Counter[str]]:
@@ -197,18 +212,21 @@ class Collected:
         return map(_unpack_table, self._records.get(topic, ()))
 
     def changes(self, groups: Collection[int]) -> Iterator[pa.Table]:
-        """The rows of these groups that `add_changes` has added, in pages, sorted by worker.
+        """The rows of these groups that `add_changes` has added, in pages, sorted by part.
 
         Only one page at a time is uncompressed.
         """
         numbers = pa.array(groups, pa.int32())
-        for page in map(_unpack_table, self._changes):
-            rows = page.filter(pc.is_in(page.column("group_id"), numbers))
-            if rows.num_rows:
-                yield rows
+        for groups_of_page, data in self._changes:
+            if groups_of_page.isdisjoint(groups):
+                continue
+            page = _unpack_table(data)
+            if not groups_of_page.issubset(groups):
+                page = page.filter(pc.is_in(page.column("group_id"), numbers))
+            yield page
 
 
-_CHANGES = "worker-"
+_CHANGES = "changes-"
 
 
 def _file_of_task() -> Path | None:

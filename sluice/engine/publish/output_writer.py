@@ -212,7 +212,7 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
             del pages
             order = pa.array(sorted_indices(of_sink))
             # Columns that no later step reads are freed before the others are copied.
-            unread = ["group_id", "worker"]
+            unread = ["group_id"]
             unread += [] if sink.is_windowed else WINDOW
             unread += [] if sink.appends else SORT_KEY
             of_sink = of_sink.drop_columns(unread).take(order)

@@ -129,6 +129,8 @@ class Publisher:
     """Number of records read so far."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """The counts of the last batch."""
+    row_bytes: int = 0
+    """The size of the last batch's rows (see `Collected.row_bytes`)."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _may_be_degraded: bool = True
@@ -188,7 +190,7 @@ class Publisher:
         # If the run ends after this line, the shards have a batch that the ledger lacks. The next
         # run repeats the batch with the same plan, which replaces the batch's rows.
         result = self._settle(state_rows, collected)
-        self.counts = result.counts
+        self.counts, self.row_bytes = result.counts, collected.row_bytes
         if result.is_empty and not self._plan.ends:
             return
         try:

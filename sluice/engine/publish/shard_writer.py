@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.batch.row_batches import RowBatchReader
-from sluice.engine.batch.row_schemas import REJECTED, SCHEMA, SORT_KEY, STATE_KEY
+from sluice.engine.batch.row_schemas import RETURNED_ROW, SCHEMA, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
@@ -30,17 +30,6 @@ RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
 """The schema of the rows that shard writers return: side outputs."""
 RESULT_DDL = "label STRING, data BINARY"
 _PAGE_ROWS = 20_000
-RETURNED_ROW = pa.schema([
-    ("group_id", pa.int32()),
-    ("key", pa.string()),
-    ("window_start", pa.int64()),
-    ("window_end", pa.int64()),
-    ("value", pa.string()),
-    ("worker", pa.int32()),
-    *(SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")),
-])  # fmt: skip
-"""The schema of the rows that the driver gets: changed state rows, output records, and rejected
-rows."""
 
 
 class StateRows(Protocol):
@@ -74,7 +63,7 @@ class ShardWriter:
 
     Yields side outputs: the side outputs that earlier tasks have sent to this worker, the number of
     state rows written, and the rows that the driver turns into output records. The numbers in
-    `wanted`, `tables` and `events` are group ids.
+    `wanted` and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -83,9 +72,6 @@ class ShardWriter:
     outputs look up."""
     tables: frozenset[int]
     """Global tables. Every worker has them, so only the first worker returns their changes."""
-    events: frozenset[int]
-    """The ids of rows that are returned to the driver but not written to the shard: output records
-    of operators, and rejected rows."""
     stores: frozenset[int]
     """The numbers of the operators with stores."""
     epoch: int
@@ -103,7 +89,6 @@ class ShardWriter:
             storage.locations,
             wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
-            events=frozenset([REJECTED, *(sink.number for sink in job.operator_sinks)]),
             stores=frozenset(operator.number for operator in job.operators if operator.store is not None),
             epoch=epoch,
             side_outputs=storage.side_outputs,
@@ -124,13 +109,12 @@ class ShardWriter:
         # The row batches of many tasks are small. A column of many chunks would be slow, so the
         # chunks are combined.
         received = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
+        row_bytes = received.nbytes
         rows = _rows_of_shard(received, self.stores)
         if not len(rows):
             return
         worker = rows.column("worker")[0].as_py()
-        is_event = pc.is_in(rows.column("group_id"), pa.array(self.events, pa.int32()))
-        events = _chosen(rows, is_event)
-        latest = self._latest_changes(_chosen(rows, pc.invert(is_event)))
+        latest = self._latest_changes(rows)
         pages = sorted_pages(latest)
         # The sorted rows are a copy. A large batch would need half a gigabyte more if the original
         # rows were kept.
@@ -143,9 +127,9 @@ class ShardWriter:
                 count, changes = self._add_up(shard, worker, batch, rows_of(pages))
             else:
                 count = shard.write_digested_rows(batch, digested_rows_of(pages), self.epoch)
-        self.side_outputs.add_stats(f"shard-{worker:05}", BatchStats({"rows": count}))
-        events = events.select(RETURNED_ROW.names).cast(RETURNED_ROW)
-        self.side_outputs.add_changes(worker, pa.concat_tables([changes, events]))
+        stats = BatchStats({"rows": count}, row_bytes={"shard": row_bytes})
+        self.side_outputs.add_stats(f"shard-{worker:05}", stats)
+        self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
     def _add_up(
         self,
@@ -177,7 +161,7 @@ class ShardWriter:
                     if (old := before.get(row[:4])) is not None:
                         page[number] = self._sum(old[:5], row)
                         replaced += old[5]
-                changes.append(self._change_rows(worker, [row for row in page if row[0] in wanted]))
+                changes.append(self._change_rows([row for row in page if row[0] in wanted]))
                 yield from (row for row in page if row[4] is not None or row[:4] in before)
 
         count = shard.write_rows(batch, added_up(), self.epoch, lambda: replaced)
@@ -213,13 +197,12 @@ class ShardWriter:
             return second
         return (*second[:4], self.totals.combine(second[0], value, more))
 
-    def _change_rows(self, worker: int, rows: list[Row]) -> pa.Table:
+    def _change_rows(self, rows: list[Row]) -> pa.Table:
         """Written rows for the driver, with the time of each row's output record."""
         columns: dict[str, list[Any]] = {}
         for number, name in enumerate((*STATE_KEY, "value")):
             columns[name] = [row[number] for row in rows]
         columns["time"] = [self._time(row) for row in rows]
-        columns["worker"] = [worker] * len(rows)
         columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
         return pa.Table.from_pydict(
             {name: columns[name] for name in RETURNED_ROW.names},

@@ -13,7 +13,7 @@ in the records themselves, from the offset that the index gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -40,6 +40,8 @@ class Stretch:
     timestamps: npt.NDArray[np.int64]
     complete: bool
     """Whether the backlog has no later records in this partition."""
+    size: int = 0
+    """The bytes of the records' keys and values."""
 
 
 class Timestamps(Protocol):
@@ -77,8 +79,12 @@ class Backlog:
         """Number of offsets to read."""
         return sum(self.ends[partition] - self.position[partition] for partition in self.partitions)
 
-    def batches(self, most: int) -> Iterator[Offsets]:
-        """The end offsets of the batches, of at most `most` records each, that together read the whole backlog."""
+    def batches(self, most_records: Callable[[], int]) -> Iterator[Offsets]:
+        """The end offsets of the batches that together read the whole backlog.
+
+        A batch has at most as many records as `most_records` says when its end is searched.
+        """
+        most = most_records()
         if self.size > most:
             self._since = self._first()
             self._latest = self.timestamps.latest()
@@ -88,6 +94,8 @@ class Backlog:
             self.position = self._by_index(most, aim) or self._by_reading(most)
             count -= 1
             yield self.position
+            if (now := most_records()) != most:
+                most, count = now, math.ceil(self.size / (now * _MOST_AIM))
         if self.size:
             self.position = dict(self.ends)
             yield self.position

@@ -31,6 +31,8 @@ _CONSUMER: dict[str, str | int | bool] = {
     "queued.min.messages": 20_000,
 }
 _AT_ONCE = 10_000
+_SIZES_READ = 100
+"""The number of records of each partition whose size is read."""
 _WAIT_S = 0.02
 
 
@@ -95,6 +97,7 @@ class KafkaTimestamps:
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
+        sizes = dict.fromkeys(starts, 0)
         complete: set[Partition] = set()
         self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
         last_answer_s = time.monotonic()
@@ -118,6 +121,7 @@ class KafkaTimestamps:
                 error, offset = message.error(), int(message.offset() or 0)
                 if error is None and offset < self.ends[partition]:
                     read[partition].append((offset, message.timestamp()[1]))
+                    sizes[partition] += len(message.key() or b"") + len(message.value() or b"")
                 elif error is not None and error.code() != KafkaError._PARTITION_EOF:
                     with kafka_errors("Reading the records' timestamps", self.kafka):
                         raise KafkaException(error)
@@ -129,10 +133,15 @@ class KafkaTimestamps:
         self.consumer.unassign()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():
-            stretches[partition] = _stretch(records, complete=partition in complete)
+            offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
+            stretches[partition] = Stretch(offsets, timestamps, partition in complete, sizes[partition])
         return stretches
 
-
-def _stretch(records: list[tuple[int, int]], *, complete: bool) -> Stretch:
-    offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
-    return Stretch(offsets, timestamps, complete)
+    def mean_size(self, starts: Offsets) -> float:
+        """The mean size of the records from the start offsets on, in bytes, estimated from the first of them."""
+        unread = {partition: offset for partition, offset in starts.items() if offset < self.ends[partition]}
+        total = 0.0
+        for partition, stretch in self.read(unread, _SIZES_READ).items():
+            share = (self.ends[partition] - unread[partition]) / max(len(stretch.offsets), 1)
+            total += stretch.size * share
+        return total / max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)

@@ -22,6 +22,7 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
+from sluice.engine.run.batch_size import FEW_RECORDS, BatchSize
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.replay import ReplayStep, divide_evenly, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
@@ -41,6 +42,7 @@ class BatchLoop:
     lease: Lease
     firsts: Positions
     """The offsets at which the generation began to read."""
+    size: BatchSize
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its number of partitions now."""
 
@@ -58,8 +60,8 @@ class BatchLoop:
             positions[topic] = {**first, **published.get(topic, {})}
         return positions
 
-    def run_all(self, kafka: Mapping[str, str], most: int) -> None:
-        """Read all records that the topics have now, in batches of at most `most` records of streams.
+    def run_all(self, kafka: Mapping[str, str]) -> None:
+        """Read all records that the topics have now, in batches of a limited number of records of streams.
 
         Without new records, fires the wall-clock timers that are due, in a batch of their own. At the end, runs batches
         without records in which stream time goes on, if results become due by this (see `IdleTime`).
@@ -74,7 +76,7 @@ class BatchLoop:
         # only aborted transactions or a new partition. Such a batch is published, too, so that the
         # ledger has the new positions.
         first = self._next_number
-        batch_ends = self._batch_ends(kafka, begin, topic_ends, most)
+        batch_ends = self._batch_ends(kafka, begin, topic_ends)
         for number, ends in enumerate(batch_ends, start=first):
             self._run_from(number, now, ends)
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
@@ -177,6 +179,7 @@ class BatchLoop:
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
             # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
             self.query.run(lambda rows, _: self.publisher(rows, plan.number), f"file://{checkpoint}")
+        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 
@@ -191,7 +194,6 @@ class BatchLoop:
         kafka: Mapping[str, str],
         begin: Offsets,
         topic_ends: Offsets,
-        most: int,
     ) -> Iterator[Offsets]:
         """The end offsets of the batches that read everything from `begin` to the ends of the topics.
 
@@ -210,7 +212,11 @@ class BatchLoop:
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):
             return
-        if sum(ends[part] - begin[part] for part in streams) <= most:
+        unread = sum(ends[part] - begin[part] for part in streams)
+        if unread > FEW_RECORDS and self.size.is_unknown:
+            with KafkaTimestamps.of(kafka, ends) as records:
+                self.size.expect(records.mean_size({part: begin[part] for part in streams}))
+        if unread <= self.size.most_records():
             yield ends
             return
         # The first batch reads global tables to their ends: in Kafka Streams,
@@ -218,8 +224,11 @@ class BatchLoop:
         stream_begin = {part: begin[part] for part in streams}
         stream_ends = {part: ends[part] for part in streams}
         if not depends_on_order(self.query.job, self.partitions):
-            for step in divide_evenly(_positions(stream_begin), _positions(stream_ends), most):
-                yield {**ends, **_offsets(step.ends)}
+            while stream_begin != stream_ends:
+                most = self.size.most_records()
+                step, *_ = divide_evenly(_positions(stream_begin), _positions(stream_ends), most)
+                stream_begin = dict(_offsets(step.ends))
+                yield {**ends, **stream_begin}
             return
         with KafkaTimestamps.of(kafka, stream_ends) as timestamps:
             backlog = Backlog(
@@ -229,7 +238,7 @@ class BatchLoop:
                 stream_ends,
                 self._timestamps_read(streams),
             )
-            with closing(prefetch(backlog.batches(most))) as batches:
+            with closing(prefetch(backlog.batches(self.size.most_records))) as batches:
                 for batch_ends in batches:
                     of_streams = {part: batch_ends[part] for part in streams}
                     yield {**ends, **of_streams}
@@ -299,7 +308,8 @@ def divide_records(
     position = {part: starts.get(part, 0) for part in streams}
     ends_of_streams = {part: ends[part] for part in streams}
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
-        batches = list(Backlog(timestamps, streams, position, ends_of_streams).batches(most))
+        backlog = Backlog(timestamps, streams, position, ends_of_streams)
+        batches = list(backlog.batches(lambda: most))
     if not batches:
         return divide_evenly(begin, target, most)
     return [ReplayStep(_positions({**ends, **batch_ends})) for batch_ends in batches]

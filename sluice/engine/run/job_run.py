@@ -28,6 +28,7 @@ from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop
+from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.compatibility import (
     changed_functions,
     changed_functions_warning,
@@ -58,7 +59,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class JobRun:
-    """Runs a job on a Spark session, in batches of at most `max_records` records of streams."""
+    """Runs a job on a Spark session, in batches."""
 
     spark: Starting
     job: Job
@@ -66,7 +67,7 @@ class JobRun:
     generation: int | None = None
     """None for the current generation."""
     max_records: int | None = None
-    """None for the job's default, `Job.most_records`."""
+    """None if the size of batches follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
     """For a rebuild, the batches to run. They write no output, because their output was written before."""
@@ -100,8 +101,8 @@ class JobRun:
         return self.job.pipeline.linger_ms
 
     @property
-    def _most_records(self) -> int:
-        return self.max_records or self.job.most_records
+    def _size(self) -> BatchSize:
+        return BatchSize(self.settings.memory_mb, self.max_records)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
@@ -251,7 +252,7 @@ class JobRun:
                 published=None if setup.newest is None else setup.newest.batch,
             )
             with query_errors(publisher, storage, lease):
-                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts)
+                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, self._size)
                 has_new_partitions = self._run_batches(loop)
         return publisher.read, has_new_partitions
 
@@ -260,7 +261,7 @@ class JobRun:
         if self.steps is None:
             return self._read_all(loop) == "partitions"
         stores = loop.query.frames.types.stores
-        loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, self._most_records))
+        loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
     def _read_all(self, loop: BatchLoop) -> News | None:
@@ -276,7 +277,7 @@ class JobRun:
             unread = linger.unread(ledger.positions(name))
             # If tasks compute everything, there is nothing to compile for the records.
             compile_for(loop.query.spark, unread if loop.query.frames.computes_sql else 0)
-            loop.run_all(kafka, self._most_records)
+            loop.run_all(kafka)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)

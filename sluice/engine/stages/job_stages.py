@@ -12,6 +12,7 @@ from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
 from sluice.engine.stages.advances import ReportAdvances
 from sluice.engine.stages.build import stage_operator
+from sluice.engine.stages.driver_rows import DriverRows
 from sluice.engine.stages.foreign_keys import ForeignKeyMoves
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_output import StageOperator
@@ -72,6 +73,11 @@ class Stages:
             if edge.path_column is not None
         ]
         columns = self.edges(0, kinds)
+        for operator in self.job.operators:
+            for edge in operator.edges:
+                if edge.shares is not None:
+                    kind = self._values[edge.shares.target, edge.shares.side]
+                    self._values[edge.target, edge.side] = kind
         return (*columns, tuple(paths)) if paths else columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
@@ -146,6 +152,7 @@ class Stages:
             self.storage.side_outputs,
             self.storage.locations,
             tuple(built),
+            job.edges_sharing_rows(number),
             only_stored,
             job.last_only_operators,
             job.topics_by_source,
@@ -180,7 +187,7 @@ class Stages:
             self.storage.side_outputs,
             copied=self.job.copied,
         )
-        return (*needed, writer)
+        return (*needed, DriverRows.of(self.job, number, self.storage.side_outputs), writer)
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Self
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.batch_start import this_batch, this_worker
-from sluice.engine.batch.row_schemas import STREAM_TIME
+from sluice.engine.batch.row_schemas import SCHEMA, STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
@@ -29,6 +30,7 @@ from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
 from sluice.operators.call import Call, Lookup
+from sluice.plan import Edge
 from sluice.state.shard.operator_states import State
 
 
@@ -42,6 +44,8 @@ class Stage:
     locations: tuple[str, ...]
     """Addresses of the workers' shards."""
     operators: tuple[StageOperator, ...]
+    sharing: Mapping[int, tuple[Edge, ...]]
+    """Operator of the stage → the edges that take rows of this operator's edges."""
     only_stored: frozenset[int]
     """The operators whose results go only to their store."""
     last_only: frozenset[int]
@@ -57,7 +61,7 @@ class Stage:
         """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
         start = this_batch()
         before = self.stream_times.before(start)
-        received = StageRows([operator.number for operator in self.operators])
+        received = StageRows([operator.number for operator in self.operators], self.sharing)
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
@@ -86,7 +90,7 @@ class Stage:
         batch: int,
         before: StreamTimes,
     ) -> Iterator[pa.RecordBatch]:
-        timelines = self._timelines(received.reports, before)
+        timelines, row_bytes = self._timelines(received.reports, before), received.size
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             run = StageRun.of(self, BatchStates(shard, worker, batch, self.epoch, before), timelines)
             yield from run.process(received.by_target)
@@ -94,6 +98,7 @@ class Stage:
             shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
             timers = run.timers_after()
         stats = self._stats(run, timelines, timers)
+        stats.row_bytes = {f"stage-{self.number}": row_bytes}
         self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
 
     def _stats(
@@ -126,17 +131,25 @@ class Stage:
 class StageRows:
     """The rows for a stage's operators, by operator, of all batches that a task has received."""
 
-    def __init__(self, operators: Collection[int]) -> None:
+    def __init__(
+        self,
+        operators: Collection[int],
+        sharing: Mapping[int, tuple[Edge, ...]] = MappingProxyType({}),
+    ) -> None:
+        self._numbers = frozenset(operators)
         self._operators = pa.array(operators, pa.int32())
+        self._sharing = sharing
         self.by_target: dict[int, list[dict[str, pa.Array]]] = {}
         """Operator → the columns of its rows in each batch."""
         self.reports: dict[int, list[bytes]] = {}
         """Operator → the reports of where its stream time advances."""
         self.worker: int | None = None
         """The worker that owns the rows; None if there are no rows for the stage."""
+        self.size = 0
+        """The bytes of the rows. Rows that several operators share count once for each of them."""
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add the rows for the stage. Yields the other rows."""
+        """Add the rows for the stage. Yields the other rows, and the rows that later stages share with this one."""
         of_stage = pc.and_(pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted")))
         if not pc.all(of_stage).as_py():
             yield batch.filter(pc.invert(of_stage))
@@ -152,11 +165,43 @@ class StageRows:
         if reports.num_rows:
             batch = batch.filter(pc.invert(is_report))
         targets = pc.unique(batch.column("target")).to_pylist()
-        batch = batch.select(["target", *OPERATOR_COLUMNS])
         for target in targets:
             # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
             rows = batch if len(targets) == 1 else batch.filter(pc.equal(batch.column("target"), target))
-            self.by_target.setdefault(target, []).append({name: rows.column(name) for name in OPERATOR_COLUMNS})
+            self._add_rows(target, rows)
+            for edge in self._sharing.get(target, ()):
+                shared = _shared_rows(rows, edge)
+                if edge.target in self._numbers:
+                    self._add_rows(edge.target, shared)
+                else:
+                    yield shared
+
+    def _add_rows(self, target: int, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self.size += rows.nbytes
+            columns = {name: rows.column(name) for name in OPERATOR_COLUMNS}
+            self.by_target.setdefault(target, []).append(columns)
+
+
+def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:
+    """The rows of an operator as rows of an edge that shares them."""
+    shares = edge.shares
+    assert shares is not None
+    assert edge.constant_path is not None
+    is_shared = pc.equal(rows.column("side"), shares.side)
+    if shares.needs_key:
+        is_shared = pc.and_(is_shared, rows.column("key").is_valid())
+    if not pc.all(is_shared).as_py():
+        rows = rows.filter(is_shared)
+    changed = {
+        "target": pa.scalar(edge.target, pa.int32()),
+        "side": pa.scalar(edge.side, pa.int32()),
+        "path": pa.scalar(edge.constant_path, pa.binary()),
+    }
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    for name, value in changed.items():
+        columns[name] = pa.repeat(value, rows.num_rows)
+    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 class StageRun:

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from sluice import Pipeline
 from sluice.engine.batch.dead_letters import RejectedOutput
+from sluice.engine.batch.row_schemas import RETURNED_ROW
 from sluice.engine.batch.side_outputs import Collected, SideOutputs
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter
-from sluice.engine.publish.shard_writer import RETURNED_ROW
 from sluice.engine.worker_daemon import release_memory
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
@@ -62,7 +62,7 @@ def test_while_a_batch_is_sent_the_driver_has_only_the_records_that_it_sends() -
     values |= {name: pa.array(np.arange(count)[::-1]) for name in ("sequence", "origin", "time")}
     values |= {"group_id": pa.repeat(pa.scalar(sink.number, pa.int32()), count), "path": pa.array([b"\x00"] * count)}
     side_outputs = SideOutputs()
-    side_outputs.add_changes(0, pa.table(values).select(RETURNED_ROW.names).cast(RETURNED_ROW))
+    side_outputs.add_changes("stage-1-00000", pa.table(values).select(RETURNED_ROW.names).cast(RETURNED_ROW))
     collected = Collected(side_outputs.take())
     del values
     topic = MeasuredOutput()

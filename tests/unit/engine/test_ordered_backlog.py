@@ -92,7 +92,7 @@ def logs(*partitions: Iterable[int | Entry]) -> Logs:
 def taken(found: Logs, most: int, position: Offsets | None = None) -> Iterator[list[tuple[int, int, int]]]:
     """The records of each batch, in order."""
     begin = dict(position or dict.fromkeys(found.parts, 0))
-    for ends in found.backlog(position).batches(most):
+    for ends in found.backlog(position).batches(lambda: most):
         yield [one for one in found.ordered() if begin[found.parts[one[1]]] <= one[2] < ends[found.parts[one[1]]]]
         begin = dict(ends)
     assert begin == found.ends

@@ -66,7 +66,7 @@ def test_names_that_look_like_each_other_are_different() -> None:
     for name in names:
         task.add_records(name, part_name("part", name, 0), records(name))
     changed = records("of 7", "of 8").append_column("group_id", pa.array([7, 8], pa.int32()))
-    task.add_changes(1, changed)
+    task.add_changes("shard-00001", changed)
     outputs = collected(task)
     assert [keys_of(outputs, name) for name in names] == [[name] for name in names]
     assert [table.column("key").to_pylist() for table in outputs.changes([7])] == [["of 7"]]

@@ -1,0 +1,51 @@
+"""Finds the edges whose rows are the same, so that each of these rows travels to its worker only once.
+
+A record of a table changes the table's store, and the joins of the table. The rows for the store and for the joins have
+the same key, so the same worker gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sluice.plan.planned_operators import Edge, PlannedOperator, SharedRows
+
+_CONTENT = ("topics", "key", "values", "is_null", "foreign", "scalar", "is_json")
+"""The fields of an edge that are equal if its rows have the same columns as the rows of another edge."""
+
+
+def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, ...]:
+    """The operators. Edges whose rows are the same take the rows of the edge into the earliest stage."""
+    edges: list[Edge] = []
+    # Later stages get the rows from the stage of the edge whose rows they are.
+    for operator in sorted(operators, key=lambda operator: operator.stage):
+        edges += [edge for edge in operator.edges if _may_share(operator, edge)]
+    shared: dict[str, SharedRows] = {}
+    for number, edge in enumerate(edges):
+        for earlier in edges[:number]:
+            if earlier.column not in shared and _has_rows_for(earlier, edge):
+                needs_key = earlier.passed != edge.passed
+                shared[edge.column] = SharedRows(earlier.target, earlier.side, needs_key)
+                break
+    sharing: list[PlannedOperator] = []
+    for operator in operators:
+        own = [replace(edge, shares=shared.get(edge.column)) for edge in operator.edges]
+        sharing.append(replace(operator, edges=tuple(own)))
+    return tuple(sharing)
+
+
+def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
+    """Whether the edge's rows are made from records, and have no columns that only their operator needs."""
+    # A row has the stream times of its operator. An aggregate's arguments have types of their own.
+    is_timed = operator.has_own_stream_time
+    has_one_path = edge.constant_path is not None
+    return edge.stage == 0 and has_one_path and not (is_timed or edge.has_arguments or edge.is_copied)
+
+
+def _has_rows_for(earlier: Edge, edge: Edge) -> bool:
+    """Whether all rows of `edge` are rows of `earlier`."""
+    if any(getattr(earlier, name) != getattr(edge, name) for name in _CONTENT):
+        return False
+    # Steps after a table leave out the records without a key. The table's own edge counts them.
+    return edge.passed in (earlier.passed, f"({earlier.passed} AND {earlier.key} IS NOT NULL)")
