@@ -9,11 +9,11 @@
 | SLUICE_JARS | HOME/jars | folder for the jars of Delta Lake and of the broker, and for archives of Java classes |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
-| SLUICE_MEMORY | 1500m | memory that a run may use; the size of its batches and of the JVM's heap follow from it |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
 | SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the run in audits, and in notes about the pipeline's state; in Airflow, the task sets it |
+| SLUICE_MEMORY | 1500m | memory that a run may use; the size of its batches and of the JVM's heap follow from it |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token of the state servers, which every caller must send; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file that contains the token of the state servers, instead of SLUICE_SERVER_TOKEN |
@@ -60,11 +60,11 @@ class Settings:
     kafka: dict[str, str] = field(repr=False)
     spark_conf: dict[str, str] = field(repr=False)
     max_records: int | None
-    """None if the size of batches follows from `memory_mb` (see `engine/run/batch_size.py`)."""
+    """None if the size of batches follows from `memory` (see `engine/run/batch_size.py`)."""
     linger_ms: int | None
     delivery: str
     run: str
-    memory_mb: int = MEMORY_MB
+    memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
     pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
@@ -93,7 +93,7 @@ class Settings:
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
-            memory_mb=_megabytes(environ, "SLUICE_MEMORY"),
+            memory=_megabytes(environ, "SLUICE_MEMORY"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),

@@ -342,7 +342,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_JARS": str(settings.jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
-        "SLUICE_MEMORY": f"{settings.memory_mb}m",
+        "SLUICE_MEMORY": f"{settings.memory}m",
         "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),
         "SLUICE_LINGER_MS": "" if settings.linger_ms is None else str(settings.linger_ms),
         "SLUICE_DELIVERY": settings.delivery,
@@ -373,7 +373,7 @@ def _heap(settings: Settings, master: str) -> dict[str, str]:
     if os.environ.get("SPARK_DRIVER_MEMORY") or not is_local(master):
         return {}
     # Tasks read and process the records, so the JVM needs only a third of the memory. Spark refuses less than 450 MiB.
-    return {name: f"{max(_LEAST_HEAP_MB, settings.memory_mb // 3)}m"}
+    return {name: f"{max(_LEAST_HEAP_MB, settings.memory // 3)}m"}
 
 
 def delta_conf(settings: Settings) -> dict[str, str]:

@@ -60,7 +60,7 @@ DEFAULTS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     # Spark would limit the bytes of a batch's results, which include the output records. This limit
-    # is switched off, because SLUICE_MAX_RECORDS limits the number of a batch's records instead.
+    # is switched off, because the batch's size follows from SLUICE_MEMORY instead.
     "spark.driver.maxResultSize": "0",
 }
 

@@ -213,7 +213,7 @@ class Rebuild:
         return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier))
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
-        most = BatchSize(self.settings.memory_mb, self.settings.max_records).most_records()
+        most = BatchSize(self.settings.memory, self.settings.max_records).most_records()
         return divide_records(self.job, self.settings.kafka, begin, target, most)
 
     @property

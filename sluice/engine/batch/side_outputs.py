@@ -143,14 +143,14 @@ class SideOutputs:
 
 
 class Collected:
-    """The side outputs of all tasks of a batch."""
+    """The side outputs of all tasks of a batch, given as pairs of label and data."""
 
-    def __init__(self, outputs: Iterable[SideOutput]) -> None:
+    def __init__(self, outputs: Iterable[tuple[str, bytes | pa.Buffer]]) -> None:
         decode_label = msgspec.json.Decoder(Label).decode
-        labelled = [(decode_label(output.label), output.data) for output in outputs]
+        labelled = [(decode_label(label), data) for label, data in outputs]
         self._stats: list[BatchStats] = []
-        self._records: dict[str, list[bytes]] = {}
-        self._changes: list[tuple[frozenset[int], bytes]] = []
+        self._records: dict[str, list[bytes | pa.Buffer]] = {}
+        self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
         # Shuffles deliver side outputs in any order. They are sorted, so that a
         # repeated batch writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
@@ -273,7 +273,7 @@ def open_table(data: pa.Buffer) -> pa.RecordBatchReader:
     return pa.ipc.open_stream(data, options=_READ_OPTIONS)
 
 
-def _unpack_table(data: bytes) -> pa.Table:
+def _unpack_table(data: bytes | pa.Buffer) -> pa.Table:
     return open_table(pa.py_buffer(data)).read_all()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import starmap
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -21,7 +20,7 @@ import structlog
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.rejections import rejected_rows
-from sluice.engine.batch.side_outputs import Collected, SideOutput
+from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
 from sluice.engine.publish.auditor import Auditor
@@ -230,12 +229,9 @@ class Publisher:
         """Write the shards. Returns all tasks' side outputs."""
         writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
         returned = state_rows.write(writer)
-        outputs = zip(
-            returned.column("label").to_pylist(),
-            returned.column("data").to_pylist(),
-            strict=True,
-        )
-        return Collected(starmap(SideOutput, outputs))
+        # The data are not copied: the buffers are parts of the returned table.
+        data = [value.as_buffer() for value in returned.column("data")]
+        return Collected(zip(returned.column("label").to_pylist(), data, strict=True))
 
     def _settle(self, state_rows: StateRows, collected: Collected) -> BatchResult:
         """Compute the steps after stores, and make dead letters of the rows on which a step has failed.

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.batch.row_batches import RowBatchReader
-from sluice.engine.batch.row_schemas import RETURNED_ROW, SCHEMA, SORT_KEY, STATE_KEY
+from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
@@ -106,19 +106,21 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        # The row batches of many tasks are small. A column of many chunks would be slow, so the
-        # chunks are combined.
-        received = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
-        row_bytes = received.nbytes
-        rows = _rows_of_shard(received, self.stores)
-        if not len(rows):
+        received: list[pa.RecordBatch] = []
+        worker = 0
+        for rows in batches:
+            worker = rows.column("worker")[0].as_py()
+            received.append(_rows_of_shard(rows, self.stores))
+        if not received:
             return
-        worker = rows.column("worker")[0].as_py()
-        latest = self._latest_changes(rows)
-        pages = sorted_pages(latest)
-        # The sorted rows are a copy. A large batch would need half a gigabyte more if the original
-        # rows were kept.
-        del received, rows, latest
+        # The row batches of many tasks are small. A column of many chunks would be slow, so the
+        # chunks are combined. The combined and the sorted rows are copies. A large batch would need
+        # half a gigabyte more if the original rows were kept.
+        together = pa.Table.from_batches(received).combine_chunks()
+        row_bytes = together.nbytes
+        del received
+        pages = sorted_pages(self._latest_changes(together))
+        del together
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
         changes = RETURNED_ROW.empty_table()
@@ -240,8 +242,8 @@ def _last_rows(changes: pa.Table) -> pa.ChunkedArray:
     return numbered.group_by(identity, use_threads=False).aggregate([("row", "max")]).column("row_max")
 
 
-def _rows_of_shard(rows: pa.Table, stores: frozenset[int]) -> pa.Table:
-    """Rows for stores, groups and sinks as state rows.
+def _rows_of_shard(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
+    """Rows for stores and groups as state rows, with their positions.
 
     The value of a store's row becomes an array of this one value, as in the state rows of groups.
     """
@@ -249,6 +251,6 @@ def _rows_of_shard(rows: pa.Table, stores: frozenset[int]) -> pa.Table:
     if stores:
         is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))
         value = pc.if_else(is_store, pc.binary_join_element_wise("[", value, "]", ""), value)
-    names = ("worker", "key", "window_start", "window_end", *SORT_KEY, "headers", "time")
     columns = {"group_id": rows.column("target"), "value": value}
-    return pa.table(columns | {name: rows.column(name) for name in names})
+    names = ("key", "window_start", "window_end", *SORT_KEY)
+    return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})

@@ -102,7 +102,7 @@ class JobRun:
 
     @property
     def _size(self) -> BatchSize:
-        return BatchSize(self.settings.memory_mb, self.max_records)
+        return BatchSize(self.settings.memory, self.max_records)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)

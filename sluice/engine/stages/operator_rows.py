@@ -94,6 +94,18 @@ class OperatorRows:
         """The rows sorted by position."""
         return self._take(np.lexsort(self._position_keys()))
 
+    def last_of_keys(self) -> Self:
+        """The last row of each key, by position, without old values. Rows without a key are all kept."""
+        order = np.lexsort(self._position_keys())
+        codes = self.columns["key"].dictionary_encode()
+        numbers = np.asarray(pc.fill_null(codes.indices, -1))[order]
+        is_new = ~np.asarray(self.columns["old"].to_numpy(zero_copy_only=False))[order]
+        of_keys = is_new & (numbers >= 0)
+        last = np.full(len(codes.dictionary), -1)
+        # If an index occurs several times, NumPy keeps the last value, which is the last row.
+        last[numbers[of_keys]] = order[of_keys]
+        return self._take(np.concatenate((last[last >= 0], order[numbers < 0])))
+
     def by_key(self) -> Iterator[tuple[KeyedRows | None, Self]]:
         """The rows sorted by key and then by position, in parts with all rows of their keys.
 

@@ -251,6 +251,9 @@ class StageRun:
             if number not in by_target:
                 continue
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
+            # Such a table only stores the last value of each key.
+            if number in self.output.only_stored and run.spec.has_states_in_store:
+                rows = rows.last_of_keys()
             runs = (run, *self.listeners.get(number, ()))
             aggregation = ColumnAggregation.of(run, runs[1:]) if number in self.last_only else None
             if number in self.answers:

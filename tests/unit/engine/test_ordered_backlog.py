@@ -160,3 +160,15 @@ def test_markers_of_transactions_do_not_end_batches_early_or_late() -> None:
     for before, after in pairwise(batches):
         assert before[-1] < after[0]
     assert max(map(len, batches)) == 10
+
+
+def test_the_most_records_may_change_from_batch_to_batch() -> None:
+    found = logs(range(0, 400, 2), range(1, 400, 2))
+    most = iter([50, 100, 100, 400, 400])
+    counts, begin = [], dict.fromkeys(found.parts, 0)
+    for ends in found.backlog().batches(lambda: next(most)):
+        counts.append(sum(ends[part] - begin[part] for part in found.parts))
+        begin = dict(ends)
+    assert sum(counts) == 400
+    assert counts[0] <= 50 < counts[1] <= 100
+    assert len(counts) == 4

@@ -1,0 +1,52 @@
+"""How many records a batch may have follows from the memory that a run may use, and from the size of the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, BatchSize
+
+pytestmark = pytest.mark.unit
+
+
+def most_records(memory_mb: int, record_bytes: float) -> int:
+    size = BatchSize(memory_mb)
+    size.expect(record_bytes)
+    return size.most_records()
+
+
+def test_large_records_and_little_memory_make_small_batches() -> None:
+    assert most_records(1_500, 2_000) < most_records(1_500, 100) / 5
+    assert most_records(1_000, 100) < most_records(1_500, 100)
+    assert most_records(100_000, 100) == most_records(100_000, 10), "the first batch has a moderate size"
+
+
+@pytest.mark.parametrize("record_bytes", [100, 2_000])
+def test_the_rows_of_a_batch_fit_the_memory(record_bytes: int) -> None:
+    rows_mb = most_records(1_500, record_bytes) * record_bytes / 1e6
+    assert rows_mb < (1_500 - FIXED_MB) / 2
+
+
+def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
+    size = BatchSize(1_500)
+    size.expect(300)
+    assert not size.is_unknown
+    expected = size.most_records()
+    size.measure(500_000, 500_000 * 4_200)
+    assert size.most_records() == pytest.approx(expected / 10, rel=0.01)
+    # Windows that close make many rows of a few records.
+    size.measure(10, 10**9)
+    assert size.most_records() == pytest.approx(expected / 10, rel=0.01)
+    size.measure(500_000, 500)
+    assert size.most_records() == 2_000_000, "a task that adds records up holds few rows"
+
+
+def test_a_batch_always_has_some_records() -> None:
+    assert most_records(1_000, 10_000_000) == FEW_RECORDS
+
+
+def test_the_number_that_the_user_sets_takes_precedence() -> None:
+    size = BatchSize(1_500, given=30)
+    assert not size.is_unknown
+    size.measure(500_000, 10**12)
+    assert size.most_records() == 30
