@@ -38,7 +38,7 @@ def several_joins_of_one_table() -> Pipeline:
     pipeline = Pipeline("p")
     left, right = (pipeline.table(topic, value=Customer) for topic in ("left", "right"))
     left.join(right).to("joined")
-    left.left_join(right).to("joined")
+    left.left_join(right).to("left_joined")
     right.outer_join(left).to("outer")
     left.to_stream().to("changes")
     return pipeline
@@ -94,13 +94,13 @@ def test_shared_rows_give_the_same_results_as_rows_of_their_own(
         assert processed(make, records, batch) == shared
 
 
-@pytest.mark.parametrize(("make", "rows"), [(join_of_tables, 1), (several_joins_of_one_table, 1)])
-def test_a_table_s_record_travels_once_for_its_store_and_all_joins(make: Callable[[], Pipeline], rows: int) -> None:
+@pytest.mark.parametrize("make", [join_of_tables, several_joins_of_one_table])
+def test_a_table_s_record_travels_once_for_its_store_and_all_joins(make: Callable[[], Pipeline]) -> None:
     with TopologyTestDriver(make()) as driver:
         driver.pipe("left", {"shop": "north", "number": 1}, key="a")
         (record,) = map(decode_piped, driver._waiting)
         assert isinstance(driver._run, LocalRun)
         with batch_context(BatchStart(0, 0)):
             sent = [*driver._run._query.read(_batches([record]))]
-        assert sum(batch.num_rows for batch in RowBatchReader(SideOutputs())(iter(sent))) == rows
+        assert sum(batch.num_rows for batch in RowBatchReader(SideOutputs())(iter(sent))) == 1
         driver._waiting.clear()

@@ -215,7 +215,8 @@ class BatchLoop:
         unread = sum(ends[part] - begin[part] for part in streams)
         if unread > FEW_RECORDS and self.size.is_unknown:
             with KafkaTimestamps.of(kafka, ends) as records:
-                self.size.expect(records.mean_size({part: begin[part] for part in streams}))
+                record_bytes = records.mean_size({part: begin[part] for part in streams})
+            self.size.expect(record_bytes, _rows_per_record(self.query.job))
         if unread <= self.size.most_records():
             yield ends
             return
@@ -254,6 +255,13 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
     """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
     partition_count = sum(partitions.get(source.topic, 0) for source in job.streams)
     return job.has_operators and partition_count > 1
+
+
+def _rows_per_record(job: Job) -> int:
+    """The most rows that a record has for the operators of a job. Tasks add up the rows for groups while they read."""
+    edges = [edge for operator in job.operators for edge in operator.edges_from_records]
+    counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
+    return max([1, *counts])
 
 
 def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:

@@ -39,9 +39,9 @@ class BatchSize:
         """Whether the size of a record's rows matters, and has been neither measured nor expected."""
         return self.given is None and self._bytes_per_record is None
 
-    def expect(self, record_bytes: float) -> None:
-        """Expect one row for each record, of this many bytes for key and value."""
-        self._bytes_per_record = record_bytes + ROW_BYTES
+    def expect(self, record_bytes: float, rows: int = 1) -> None:
+        """Expect some rows for each record. `record_bytes` are the bytes of its key and value."""
+        self._bytes_per_record = (record_bytes + ROW_BYTES) * rows
 
     def measure(self, records: int, row_bytes: int) -> None:
         """Note the rows that a batch of `records` records had."""

@@ -146,7 +146,7 @@ class StageRows:
         self.worker: int | None = None
         """The worker that owns the rows; None if there are no rows for the stage."""
         self.size = 0
-        """The bytes of the rows. Rows that several operators share count once for each of them."""
+        """The bytes of the rows. Rows that several operators share count once."""
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add the rows for the stage. Yields the other rows, and the rows that later stages share with this one."""
@@ -164,6 +164,7 @@ class StageRows:
             self.reports.setdefault(target, []).append(advances)
         if reports.num_rows:
             batch = batch.filter(pc.invert(is_report))
+        self.size += batch.nbytes
         targets = pc.unique(batch.column("target")).to_pylist()
         for target in targets:
             # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
@@ -178,7 +179,6 @@ class StageRows:
 
     def _add_rows(self, target: int, rows: pa.RecordBatch) -> None:
         if rows.num_rows:
-            self.size += rows.nbytes
             columns = {name: rows.column(name) for name in OPERATOR_COLUMNS}
             self.by_target.setdefault(target, []).append(columns)
 
