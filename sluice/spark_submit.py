@@ -275,7 +275,7 @@ def submission(
             driver_class_path=os.pathsep.join(map(str, jars)),
             conf={
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
-                **_heap(settings, master),
+                **_heap(settings, master, delta=delta),
                 **(delta_conf(settings) if delta else {}),
             },
             is_first=archive.startswith(WRITE_OPTION),
@@ -362,15 +362,16 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _heap(settings: Settings, master: str) -> dict[str, str]:
+def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
     """The Spark setting for the heap of the JVM, unless the user has set it.
 
-    On a cluster, the heap takes the results of many executors, so it keeps Spark's default.
+    On a cluster, the heap takes the results of many executors, and with Delta tables, the JVM writes their rows. So in
+    both cases it keeps Spark's default.
     """
     name = "spark.driver.memory"
     if name in settings.spark_conf:
         return {name: settings.spark_conf[name]}
-    if os.environ.get("SPARK_DRIVER_MEMORY") or not is_local(master):
+    if os.environ.get("SPARK_DRIVER_MEMORY") or delta or not is_local(master):
         return {}
     # Tasks read and process the records, so the JVM needs only a third of the memory. Spark refuses less than 450 MiB.
     return {name: f"{max(_LEAST_HEAP_MB, settings.memory // 3)}m"}
