@@ -64,6 +64,21 @@ def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(confi
         assert variables["PYTHONHASHSEED"] == "0"
 
 
+def test_the_heap_follows_from_the_memory_of_a_run(configuration: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def heap(settings: Settings, master: str = "local[2]") -> str | None:
+        with submission(settings, {}, master, ["orders"]) as submitted:
+            assert submitted.environment["SLUICE_MEMORY"] == f"{settings.memory}m"
+            return submitted.conf.get("spark.driver.memory")
+
+    assert heap(configuration) == "512m"
+    assert heap(replace(configuration, memory=3_000)) == "1000m"
+    assert heap(configuration, "spark://host:7077") is None, "executors send their results to this heap"
+    given = {"spark.driver.memory": "2g"}
+    assert heap(replace(configuration, spark_conf=given), "spark://host:7077") == "2g"
+    monkeypatch.setenv("SPARK_DRIVER_MEMORY", "4g")
+    assert heap(configuration) is None, "spark-submit reads the variable"
+
+
 def test_a_filter_of_standard_error_drops_only_javas_warning(capfd: pytest.CaptureFixture[str]) -> None:
     with without_noise():
         subprocess.run([sys.executable, "-c", PROGRAM], env={"SLUICE_RUN": "r1"}, check=False)
