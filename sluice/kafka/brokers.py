@@ -16,9 +16,9 @@ ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
 
 CHOSEN_BY_CLIENT = frozenset({
-    "acks", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.idempotence",
-    "enable.partition.eof", "group.id", "group.instance.id", "isolation.level", "partitioner", "request.required.acks",
-    "transactional.id",
+    "acks", "allow.auto.create.topics", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store",
+    "enable.idempotence", "enable.partition.eof", "group.id", "group.instance.id", "group.protocol",
+    "group.remote.assignor", "isolation.level", "partitioner", "request.required.acks", "transactional.id",
 })  # fmt: skip
 """Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
 which may have them for other programs."""

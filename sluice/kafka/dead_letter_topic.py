@@ -12,15 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 from confluent_kafka import Message
 
 from sluice.errors import EngineError
 from sluice.kafka.brokers import ANSWER_SECONDS
-from sluice.kafka.topics import Headers, headers_of, read_topic, topic_ids
+from sluice.kafka.topics import Headers, as_bytes, headers_of, read_topic, topic_ids
 from sluice.values.dead_letter_headers import FIRST, PREFIX, original
+from sluice.values.record_places import Place
+from sluice.values.utc_times import utc_datetime
 
 _READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are
@@ -52,8 +54,6 @@ _MOST_DIGITS = 18
 """The most digits of an offset: every number with so many digits fits in 64 bits."""
 _LAST_PARTITION = 2**31 - 1
 
-Place = tuple[str, int, int]
-"""Topic, partition and offset of a record."""
 Failure = dict[str, str]
 """A failure of a record: its reason, detail, step and time, and the positions of the record and of
 the dead letter. `kafka.redrive` makes it from the dead letter's headers."""
@@ -112,7 +112,7 @@ class DeadLetter:
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
-        at = datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC)
+        at = utc_datetime(message.timestamp()[1])
         headers, own = _separate_headers(headers_of(message))
         value = as_bytes(message.value())
         return cls(partition, offset, at, as_bytes(message.key()), value, headers, own, len(value or b""))
@@ -299,7 +299,3 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
 def is_number(text: str) -> bool:
     """Whether a header's text is a number that can be an offset."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-
-
-def as_bytes(content: str | bytes | None) -> bytes | None:
-    return content.encode() if isinstance(content, str) else content

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from confluent_kafka import Consumer, TopicPartition
 
 from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, configuration_errors, quiet
 from sluice.kafka.unread_records import Lag
-
-Partition = tuple[str, int]
-"""A topic and the number of a partition."""
+from sluice.values.record_places import Partition
+from sluice.values.utc_times import utc_datetime
 
 _MOST_BYTES = 65_536
 """The most bytes that a request asks for from a partition. A broker sends a larger record all the
@@ -78,7 +77,7 @@ def timestamps_at(
                 for message in consumer.consume(len(places), 0.1):
                     partition = message.topic() or "", message.partition() or 0
                     if partition in unseen and message.error() is None:
-                        times[partition] = datetime.fromtimestamp(message.timestamp()[1] / 1_000, UTC)
+                        times[partition] = utc_datetime(message.timestamp()[1])
                     unseen.discard(partition)
     finally:
         consumer.close()

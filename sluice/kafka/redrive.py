@@ -19,18 +19,16 @@ from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sluice.errors import EngineError, sentence
-from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
+from sluice.kafka.brokers import ANY_SIZE, producer_of
 from sluice.kafka.dead_letter_topic import (
     UNREADABLE,
     DeadLetter,
     DeadLetterFilter,
     Failure,
     Marker,
-    Place,
-    as_bytes,
     chosen_letters,
     dead_letter_topic_id,
     is_number,
@@ -39,7 +37,8 @@ from sluice.kafka.dead_letter_topic import (
     topic_of,
     with_histories,
 )
-from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, create_topics, headers_of
+from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, as_bytes, create_topics, headers_of, records_at
+from sluice.values.record_places import Place
 from sluice.values.topic_patterns import named_or_matching
 
 MOST = 10_000
@@ -267,37 +266,23 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
     In place of a record that cannot be written, the reason why it cannot.
     """
-    consumer = Consumer(
-        {
-            "group.id": "sluice-redrive", "enable.auto.commit": False, "isolation.level": "read_committed",
-            # Without these settings, the consumer would wait for new records if the requested
-            # record is gone.
-            "enable.partition.eof": True, "auto.offset.reset": "error", **quiet(kafka),
-        }
-    )  # fmt: skip
-    try:
-        return [_original(consumer, letter) for letter in letters]
-    finally:
-        consumer.close()
+    changed = [letter.source for letter in letters if letter.source is not None and not letter.is_original]
+    sources: dict[Place, Record] = {}
+    if changed:
+        for place, message in records_at(kafka, changed):
+            key, value = as_bytes(message.key()), as_bytes(message.value())
+            sources[place] = key, value, message.timestamp()[1], headers_of(message)
+    return [_original(letter, sources) for letter in letters]
 
 
-def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
-    key, value, timestamp, headers = (
-        letter.key,
-        letter.value,
-        _milliseconds(letter.header("timestamp")),
-        letter.headers,
-    )
-    if not letter.is_original:
-        message = _fetch(consumer, letter.source or ("", 0, 0))
-        if message is None:
-            return "the record is no longer in its topic"
-        key, value, timestamp = (
-            as_bytes(message.key()),
-            as_bytes(message.value()),
-            message.timestamp()[1],
-        )
-        headers = headers_of(message)
+def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | str:
+    """The record of a dead letter. `sources` has the records that are not in their dead letters."""
+    record: Record | None = letter.key, letter.value, _milliseconds(letter.header("timestamp")), letter.headers
+    if not letter.is_original and letter.source is not None:
+        record = sources.get(letter.source)
+    if record is None:
+        return "the record is no longer in its topic"
+    key, value, timestamp, headers = record
     if headers == HEADERS_UNREADABLE:
         return "names of its headers are not UTF-8"
     # The last re-drive has added these headers at the end of the record. They are missing if
@@ -306,14 +291,6 @@ def _original(consumer: Consumer, letter: DeadLetter) -> Record | str:
     if earlier and [*headers[-len(earlier) :]] == earlier:
         headers = headers[: -len(earlier)]
     return key, value, timestamp, headers
-
-
-def _fetch(consumer: Consumer, place: Place) -> Message | None:
-    """The record at a position; None if retention has removed it."""
-    topic, partition, offset = place
-    consumer.assign([TopicPartition(topic, partition, offset)])
-    message = consumer.poll(_TIMEOUT_S)
-    return message if message is not None and message.error() is None and message.offset() == offset else None
 
 
 def _milliseconds(iso: str) -> int:

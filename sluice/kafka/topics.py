@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from confluent_kafka import (
     Consumer,
@@ -22,14 +23,14 @@ from confluent_kafka.cimpl import NewTopic
 from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import (
     broker_errors,
-    configuration_errors,
     producer_of,
     quiet,
     require_brokers,
     silent_admin,
-    unreachable,
 )
+from sluice.kafka.range_reader import RangeReader
 from sluice.values.phrases import counted
+from sluice.values.record_places import Place, Range
 
 _PRODUCER = {
     "linger.ms": "50",
@@ -42,27 +43,14 @@ _PRODUCER = {
 _TIMEOUT_S = 30.0
 _POLL_EVERY = 1_000
 _LISTED_AFTER_S = 0.05
-_AT_ONCE = 10_000
 _WITHOUT_LEADER = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION}
-_NOTHING_THERE = {
-    KafkaError._PARTITION_EOF,
-    KafkaError._AUTO_OFFSET_RESET,
-    KafkaError.OFFSET_OUT_OF_RANGE,
+_FEW_RECORDS = {
+    # The client fetches more than the few records that are needed, and these limits say how much.
+    "max.partition.fetch.bytes": 65_536,
+    "queued.min.messages": 1,
 }
-_ONE_RECORD: dict[str, str | int | bool] = {
-    "group.id": "sluice-record",
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "isolation.level": "read_committed",
-    "auto.offset.reset": "error",
-    # A small limit is enough: a broker sends at least one batch of records, however large it is.
-    "fetch.message.max.bytes": 1_000,
-    "fetch.wait.max.ms": 10,
-}
-_WAIT_S = 0.02
-"""How long a call waits until it has read `_AT_ONCE` records. If fewer records are left in the
-topic, the call takes this long."""
+_NEAR = 1_000
 
 
 @dataclass(frozen=True)
@@ -196,43 +184,41 @@ def read_topic(
     """The committed records of a topic from its beginning to its current end, in the order of each partition.
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later timestamp.
-    Raises BrokersUnreachable if no broker answers.
+    Raises BrokersUnreachable if no broker answers, and EngineError if the topic cannot be read.
     """
-    with configuration_errors():
-        consumer = Consumer(
-            {
-                **quiet(kafka),
-                "group.id": "sluice-read-topic",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                # By default, the client waits a second before it fetches again after its queue of
-                # records was full.
-                "fetch.queue.backoff.ms": 5,
-                # How long the broker waits before it reports the end of a partition.
-                "fetch.wait.max.ms": 10,
-            }
-        )
-    try:
+    with RangeReader(kafka, skips_lost=True) as reader:
         with broker_errors(kafka):
-            metadata = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
-        if metadata.error is not None:
-            raise EngineError(f"Topic {topic} cannot be read: {metadata.error}")
-        partitions = [TopicPartition(topic, number, since_ms or 0) for number in metadata.partitions]
-        consumer.assign(partitions if since_ms is None else consumer.offsets_for_times(partitions, _TIMEOUT_S))
-        unread = set(metadata.partitions)
-        while unread:
-            for message in consumer.consume(_AT_ONCE, _WAIT_S):
-                error = message.error()
-                if error is None:
-                    yield message
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    unread.discard(message.partition() or 0)
-                else:
-                    raise EngineError(f"Topic {message.topic()} cannot be read: {error}")
-    finally:
-        consumer.close()
+            metadata = reader.consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+            if metadata.error is not None:
+                raise EngineError(f"Topic {topic} cannot be read: {metadata.error}")
+            bounds = {number: _bounds(reader.consumer, topic, number) for number in metadata.partitions}
+            begins = {number: first for number, (first, _) in bounds.items()}
+            if since_ms is not None:
+                begins |= _offsets_since(reader.consumer, topic, bounds, since_ms)
+        ranges = [Range(topic, number, begins[number], end) for number, (_, end) in bounds.items()]
+        for records in reader.read(ranges):
+            yield from records.messages
+
+
+def _bounds(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    return watermark_offsets(consumer, TopicPartition(topic, partition), _TIMEOUT_S)
+
+
+def _offsets_since(
+    consumer: Consumer,
+    topic: str,
+    bounds: Mapping[int, tuple[int, int]],
+    since_ms: int,
+) -> dict[int, int]:
+    """Partition → the offset of its first record with a timestamp of at least `since_ms`, or its end."""
+    times = [TopicPartition(topic, number, since_ms) for number in bounds]
+    offsets: dict[int, int] = {}
+    for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+        # Kafka returns a negative offset for a partition without such a record.
+        offsets[answer.partition] = answer.offset if answer.offset >= 0 else bounds[answer.partition][1]
+    return offsets
 
 
 def topic_ids(
@@ -278,39 +264,42 @@ def headers_of(message: Message) -> Headers:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 
-def records_at(
-    kafka: Mapping[str, str],
-    places: Mapping[tuple[str, int], int],
-) -> dict[tuple[str, int], Message]:
-    """Topic and partition → the committed record at the given offset.
+def records_at(kafka: Mapping[str, str], places: Iterable[Place]) -> Iterator[tuple[Place, Message]]:
+    """The committed records at these places, each with its place; places without a record are left out.
 
-    Omits partitions without a record there. Raises BrokersUnreachable if a broker does not answer.
+    Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """
-    records: dict[tuple[str, int], Message] = {}
-    unread = set(places)
-    with configuration_errors():
-        consumer = Consumer({**quiet(kafka), **_ONE_RECORD})
-    try:
-        with broker_errors(kafka):
-            # This call makes the client find the partitions' leaders at once instead of after 0.5
-            # s.
-            if places:
-                consumer.list_topics(timeout=_TIMEOUT_S)
-            consumer.assign([TopicPartition(topic, number, offset) for (topic, number), offset in places.items()])
-            until = time.monotonic() + _TIMEOUT_S
-            while unread:
-                message = consumer.poll(max(until - time.monotonic(), 0))
-                if message is None:
-                    raise unreachable(kafka, f"no record of {min(unread)[0]} within {_TIMEOUT_S:.0f} s")
-                error, place = message.error(), (message.topic() or "", message.partition() or 0)
-                if error is not None and error.code() not in _NOTHING_THERE:
-                    raise KafkaException(error)
-                if error is None and place in unread and message.offset() == places[place]:
-                    records[place] = message
-                unread.discard(place)
-    finally:
-        consumer.close()
-    return records
+    wanted = {*places}
+    with RangeReader(kafka, _FEW_RECORDS, skips_lost=True) as reader:
+        # This call makes the client find the partitions' leaders at once instead of after 0.5 s.
+        if wanted:
+            with broker_errors(kafka):
+                reader.consumer.list_topics(timeout=_TIMEOUT_S)
+        for ranges in _rounds(wanted):
+            for (topic, partition), messages, offsets in reader.read(ranges):
+                for message, offset in zip(messages, offsets, strict=True):
+                    if (place := (topic, partition, offset)) in wanted:
+                        yield place, message
+
+
+def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
+    """Ranges that cover the places. Each list has at most one range of a partition.
+
+    Two places are in the same range if it is quicker to read on from one to the other than to ask the broker again.
+    """
+    ranges: dict[tuple[str, int], list[Range]] = {}
+    for topic, partition, offset in sorted(places):
+        of_partition = ranges.setdefault((topic, partition), [])
+        is_near = bool(of_partition) and offset - of_partition[-1].end < _NEAR
+        begin = of_partition.pop().begin if is_near else offset
+        of_partition.append(Range(topic, partition, begin, offset + 1))
+    for of_round in zip_longest(*ranges.values()):
+        yield [part for part in of_round if part is not None]
+
+
+def as_bytes(content: str | bytes | None) -> bytes | None:
+    """A record's key or value. The client's types also allow text, which it never returns."""
+    return content.encode() if isinstance(content, str) else content
 
 
 def text_headers(message: Message) -> dict[str, str]:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from sluice.answers import BatchHistory, FailureKind
-from sluice.kafka.record_times import Partition
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import failures_of, trouble_of
 from sluice.observe.monitoring import LedgerFigures
@@ -15,6 +14,7 @@ from sluice.state.ledger.failures import KINDS, WAITING_KINDS, Failure
 from sluice.state.ledger.measurements import BUCKET, SECONDS, SUM, UNBOUNDED, Labels, Measurement
 from sluice.state.model import WorkerInfo
 from sluice.state.shard.sizes import sizes_of
+from sluice.values.record_places import Partition
 
 WorkerOf = tuple[str, int]
 """A pipeline and the number of its worker."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.idle_time import IdleTime
-from sluice.engine.batch.record_headers import Place, headers_of
+from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import ROWS, Publisher
@@ -23,6 +23,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.testing.empty_databases import create_empty_shards, open_empty_ledger
 from sluice.testing.piped_records import OutputInMemory, TablesInMemory, UncontestedLease
+from sluice.values.record_places import Place
 
 
 class Clock(Protocol):

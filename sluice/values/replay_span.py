@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sluice.errors import QueryError
+from sluice.values.record_places import Partition
 
 _BEGINNING = "beginning"
 LONGEST_POINT = 2_000
@@ -19,9 +20,6 @@ _NEXT_STEP = (
     "TOPIC/PARTITION/OFFSET, several with commas between them; or, for the start of a replay, "
     f"{_BEGINNING!r}."
 )
-
-Partition = tuple[str, int]
-"""Topic and partition."""
 
 
 @dataclass(frozen=True)

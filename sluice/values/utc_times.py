@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-_LAST = datetime.max.replace(tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 AFTER_LAST = 253_402_300_800_000
 """The beginning of the year 10000, in epoch ms."""
+_BEGIN = -62_135_596_800_000
 
 
 def utc_datetime(ms: int) -> datetime:
     """Epoch milliseconds as a datetime in UTC.
 
     A window can end after the year 9999, which clients in many languages cannot read: such an end becomes the last
-    microsecond of that year.
+    microsecond of that year. A producer can give a record a time before the year 1, which becomes the beginning of that
+    year.
     """
-    return _LAST if ms >= AFTER_LAST else datetime.fromtimestamp(ms / 1_000, UTC)
+    if ms >= AFTER_LAST:
+        return _LAST
+    return _FIRST if ms < _BEGIN else datetime.fromtimestamp(ms / 1_000, UTC)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.batch.batch_start import Range
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.read.kafka_records import RECORDS, read_ranges
+from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
+from sluice.kafka.record_times import timestamps_at
 from sluice.local.broker import EmbeddedKafka
+from sluice.values.record_places import Range
 
 TIME = 1_670_230_527_123
 Rows = list[dict[str, Any]]
@@ -93,13 +96,70 @@ def test_a_record_may_be_larger_than_what_a_task_asks_for_at_once(kafka: Embedde
     assert [len(row["value"]) for row in read(kafka, Range("large", 0, 0, 4))] == [1, 18_000_000, 5_000_000, 1]
 
 
-def test_records_that_retention_has_removed_are_an_error(kafka: EmbeddedKafka) -> None:
-    """The driver has planned the batch before the records were removed."""
+def test_a_range_that_its_topic_does_not_have_is_an_error_at_once(kafka: EmbeddedKafka) -> None:
+    """Retention has removed records since the driver planned the batch, or the topic was created again."""
     kafka.create_topics({"removed": 1})
     send(kafka, "removed", *map(str, range(10)))
     place = TopicPartition("removed", 0, 5)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_records([place])[place].result(20)
     assert values(read(kafka, Range("removed", 0, 5, 10))) == ["5", "6", "7", "8", "9"]
-    with pytest.raises(EngineError, match="removed, partition 0, has lost records of the batch: offset 4 is not in"):
-        read(kafka, Range("removed", 0, 4, 10))
+    for begin, end, first_lost in ((4, 10, 4), (5, 11, 10), (10, 11, 10), (12, 14, 12)):
+        lost = (
+            f"removed, partition 0, has lost records: the offsets {first_lost} to {end - 1} were to be read, but the "
+            "partition begins at offset 5 and ends before offset 10"
+        )
+        with pytest.raises(EngineError, match=lost):
+            read(kafka, Range("removed", 0, begin, end))
+
+
+def test_records_of_open_transactions_are_no_part_of_a_topic(kafka: EmbeddedKafka) -> None:
+    """A plan never ends after such a record."""
+    kafka.create_topics({"open": 1})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "open"})
+    producer.init_transactions(20)
+    send(kafka, "open", "before")
+    producer.begin_transaction()
+    producer.produce("open", "held")
+    producer.flush(20)
+    assert values(read(kafka, Range("open", 0, 0, 1))) == ["before"]
+    with pytest.raises(EngineError, match="the offsets 1 to 1 were to be read.* ends before offset 1"):
+        read(kafka, Range("open", 0, 0, 2))
+    producer.abort_transaction(20)
+
+
+def test_any_number_of_64_bits_can_be_a_timestamp(kafka: EmbeddedKafka) -> None:
+    """A producer may write nanoseconds, or nothing. Such a time stays far in the future or in the past."""
+    kafka.create_topics({"times": 1}, {"message.timestamp.after.max.ms": str(2**63 - 1)})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    times = [1, -1, -(10**15), TIME * 1_000_000, 2**63 - 1, -(2**62)]
+    for time in times:
+        producer.produce("times", b"", timestamp=time)
+    assert producer.flush(20) == 0
+    (batch,) = read_ranges({"bootstrap.servers": kafka.bootstrap}, [Range("times", 0, 0, len(times))])
+    last = (2**63 - 1) // 1_000
+    in_ms = batch.column("timestamp").cast("timestamp[ms, tz=UTC]").cast("int64").to_pylist()
+    assert in_ms == [1, -1, -(10**15), last, last, -last]
+    # The backlog is divided by the same times, and the oldest unread record has a date.
+    with KafkaTimestamps.of({"bootstrap.servers": kafka.bootstrap}, {("times", 0): len(times)}) as timestamps:
+        assert timestamps.read({("times", 0): 0}, 10)["times", 0].timestamps.tolist() == in_ms
+        assert timestamps.latest() == last
+    years = [
+        timestamps_at({"bootstrap.servers": kafka.bootstrap}, {("times", 0): at})["times", 0].year for at in (2, 3)
+    ]
+    assert years == [1, 9999]
+
+
+def test_clients_leave_no_threads_and_files_behind(kafka: EmbeddedKafka) -> None:
+    """Spark uses its Python workers for many tasks, of which some end before they have read everything."""
+    kafka.create_topics({"closed": 1})
+    send(kafka, "closed", "a", "b")
+    process = psutil.Process()
+
+    def read_and_count() -> tuple[int, int]:
+        for _ in range(5):
+            read(kafka, Range("closed", 0, 0, 2))
+            next(read_ranges({"bootstrap.servers": kafka.bootstrap}, [Range("closed", 0, 0, 2)]))
+        return process.num_threads(), process.num_fds()
+
+    assert read_and_count() == read_and_count()

@@ -19,14 +19,14 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialUpsertion,
 )
 
-from sluice.engine.batch.batch_start import Range
-from sluice.engine.read import kafka_records
 from sluice.engine.read.kafka_records import read_ranges, with_certificates
-from sluice.errors import BrokersUnreachable, EngineError
+from sluice.errors import BrokersUnreachable
+from sluice.kafka import range_reader
 from sluice.kafka.brokers import require_brokers
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
+from sluice.values.record_places import Range
 from tests.support.certificates import make_certificate
 from tests.support.ports import free_port
 from tests.support.watched import run_watched
@@ -135,8 +135,9 @@ def test_a_certificate_for_another_host_is_refused(ports: Ports, folder: Path, m
     with pytest.raises(BrokersUnreachable, match=f"the certificate of {address} cannot be verified") as refused:
         require_brokers(kafka)
     assert "ssl.endpoint.identification.algorithm=none" in refused.value.next_step
-    monkeypatch.setattr(kafka_records, "_LONGEST_WAIT_S", 2.0)
-    with pytest.raises(EngineError, match=r"no answer for 2 s \(.*SSL handshake failed"):
+    monkeypatch.setattr(range_reader, "LONGEST_SILENCE_S", 2.0)
+    late = f"No record of sales, partition 0, has arrived for 2 s. Kafka at .* the certificate of {address} cannot"
+    with pytest.raises(BrokersUnreachable, match=late):
         _read(kafka)
 
     unchecked = kafka | {"ssl.endpoint.identification.algorithm": "none"}

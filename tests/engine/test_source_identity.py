@@ -153,7 +153,7 @@ def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
 
 def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
     (topic,) = guard.topics
-    record = records_at(guard.kafka, {(topic, 0): offset})[topic, 0]
+    ((_, record),) = records_at(guard.kafka, [(topic, 0, offset)])
     return record_fingerprint(record.key(), record.value(), record.timestamp()[1])
 
 

@@ -22,5 +22,6 @@ def test_removed_records_do_not_hide_later_ones(kafka: EmbeddedKafka) -> None:
     admin = AdminClient({**clients})  # its futures need it until they are done
     for done in admin.delete_records([TopicPartition(topic, 0, 2)]).values():
         done.result(20)
-    found = headers_at(clients, [(topic, 0, offset) for offset in range(4)])
+    # A record at the offset 9 has never existed, or was lost with a broker's disk.
+    found = headers_at(clients, [(topic, 0, offset) for offset in (0, 1, 2, 3, 9)])
     assert found == {(topic, 0, offset): [{"key": "number", "value": b"%d" % offset}] for offset in (2, 3)}

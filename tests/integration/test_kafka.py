@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from sluice.engine.batch.batch_start import Range
 from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.open_transactions import oldest_held
@@ -21,6 +20,7 @@ from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
 from sluice.provision.class_archive import archive_file
 from sluice.settings import settings
+from sluice.values.record_places import Range
 from tests.faults.world import wait_until
 from tests.support.ports import free_port
 
@@ -87,10 +87,15 @@ def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKa
         writer.produce("shared", value)
         writer.flush(60)
         end(60)
-    others = {"isolation.level": "read_uncommitted", "enable.partition.eof": "false", "auto.offset.reset": "latest"}
+    others = {
+        "isolation.level": "read_uncommitted", "enable.partition.eof": "false", "auto.offset.reset": "latest",
+        "group.protocol": "consumer", "session.timeout.ms": "1000", "allow.auto.create.topics": "true",
+    }  # fmt: skip
     assert [message.value() for message in read_topic(kafka | others, "shared")] == [b"committed"]
     # Each record is followed by the marker of its transaction.
-    batches = read_ranges(kafka | others | {"group.id": "mine"}, [Range("shared", 0, 0, 4)])
+    batches = read_ranges(
+        kafka | others | {"group.id": "mine", "max.partition.fetch.bytes": "1"}, [Range("shared", 0, 0, 4)]
+    )
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [b"committed"]
 
 

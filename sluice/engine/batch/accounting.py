@@ -26,10 +26,8 @@ from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
+from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
-
-Partition = tuple[str, int]
-"""Topic and partition."""
 
 
 class RecordOutcome:

@@ -17,6 +17,8 @@ from zlib import compress, decompress
 
 import msgspec
 
+from sluice.values.record_places import Range
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -27,15 +29,6 @@ _HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
 
 _WORKER: ContextVar[int] = ContextVar("worker")
 """The worker whose task of a stage this thread runs without Spark."""
-
-
-class Range(msgspec.Struct, frozen=True):
-    """The records of a partition from the offset `begin` to the offset `end`, which is excluded."""
-
-    topic: str
-    partition: int
-    begin: int
-    end: int
 
 
 class BatchStart(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, Place, header, headers_of
+from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, header, headers_of
 from sluice.engine.batch.record_sizes import record_sizes, size_of_part
 from sluice.engine.batch.rejections import LONGEST_DETAIL, Rejected, RejectedRow, step_error
 from sluice.engine.batch.row_schemas import has_origin, offset_of, partition_of
@@ -33,6 +33,7 @@ from sluice.plan import Job, Sink, Step
 from sluice.state.model import NO_WINDOW
 from sluice.values.dead_letter_headers import FIRST, escaped
 from sluice.values.json_text import plain_json
+from sluice.values.record_places import Place
 
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 

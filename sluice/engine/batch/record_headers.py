@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.headers import decode_headers
+from sluice.values.record_places import Place
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 """The Arrow type of a record's headers."""
@@ -17,8 +18,6 @@ RAW = "_raw_headers"
 
 Header = Mapping[str, str | bytes | None]
 """`key` and `value` of a header."""
-Place = tuple[str, int, int]
-"""Topic, partition and offset of a record."""
 HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
 """Reads the headers of the records at these places; leaves out records that are no longer in their topics."""
 

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import Partition, PartitionResults, RecordOutcome, boolean_mask
+from sluice.engine.batch.accounting import PartitionResults, RecordOutcome, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
 from sluice.operators.aggregation.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
 from sluice.state.model import NO_WINDOW
+from sluice.values.record_places import Partition
 from sluice.values.windows import TimeWindow
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from sluice.engine.batch.job_topics import (
     TIMEOUT_S,
@@ -33,12 +33,14 @@ from sluice.engine.batch.job_topics import (
 )
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import BatchDiffers, EngineError, sentence
-from sluice.kafka.brokers import ANY_SIZE, producer_of, quiet
-from sluice.kafka.topics import watermark_offsets
+from sluice.kafka.brokers import ANY_SIZE, producer_of
+from sluice.kafka.range_reader import RangeReader
+from sluice.kafka.topics import as_bytes, watermark_offsets
 from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
+from sluice.values.record_places import Range
 
 COMMIT_TIMEOUT_S = 120
 """After this time the run fails without knowing the transaction's outcome. The next run learns from
@@ -58,13 +60,6 @@ _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 50_000
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
-_MARKER_READER = {
-    "enable.auto.commit": False,
-    "isolation.level": "read_committed",
-    "enable.partition.eof": True,
-    # By default, the broker would wait longer for more records at the end of the log.
-    "fetch.wait.max.ms": "10",
-}
 
 
 @dataclass(frozen=True)
@@ -310,22 +305,21 @@ def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     """Generation → its newest committed marker, for all generations of the writer's pipeline."""
-    consumer = Consumer({**quiet(kafka), **_MARKER_READER, "group.id": writer.name})
-    with kafka_errors("Reading the markers", kafka), contextlib.closing(consumer):
+    messages: list[Message] = []
+    with kafka_errors("Reading the markers", kafka), RangeReader(kafka, skips_lost=True) as reader:
         # Reading the watermarks makes the client find the partition's
         # leader at once instead of after 0.5 s.
-        markers = TopicPartition(writer.markers, 0)
-        markers.offset, _ = watermark_offsets(consumer, markers, TIMEOUT_S)
-        consumer.assign([markers])
-        messages = list(_messages_to_the_end(consumer))
+        begin, end = watermark_offsets(reader.consumer, TopicPartition(writer.markers, 0), TIMEOUT_S)
+        for records in reader.read([Range(writer.markers, 0, begin, end)]):
+            messages += records.messages
     newest: dict[int, Marker] = {}
     try:
         for message in messages:
-            generation = writer.generation_of(message.key())
+            generation = writer.generation_of(as_bytes(message.key()))
             # Without a generation, the marker belongs to another pipeline.
             if generation is None:
                 continue
-            marker = msgspec.json.decode(message.value(), type=Marker)
+            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
             # The topic is compacted only now and then, so it also has older markers.
             if generation not in newest or marker.batch.number >= newest[generation].batch.number:
                 newest[generation] = marker
@@ -474,23 +468,6 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
     for length in pc.fill_null(pc.list_value_length(records), 0).to_pylist():
         yield pairs[begin : begin + length] or None
         begin += length
-
-
-def _messages_to_the_end(consumer: Consumer) -> Iterator[Any]:
-    while True:
-        message = consumer.poll(TIMEOUT_S)
-        if message is None:
-            raise EngineError(
-                f"Reading the markers took longer than {TIMEOUT_S} s.",
-                next_step="Check that the broker is up.",
-            )
-        error = message.error()
-        if error is None:
-            yield message
-        elif error.code() == KafkaError._PARTITION_EOF:
-            return
-        else:
-            raise KafkaException(error)
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:

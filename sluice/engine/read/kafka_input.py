@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.record_headers import Place
 from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
 from sluice.engine.read.reread_headers import Headers, headers_at
+from sluice.values.record_places import Place
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sluice.engine.batch.accounting import Partition
 from sluice.engine.batch.stream_time import BEFORE_ALL
+from sluice.values.record_places import Partition
 
 Offsets = Mapping[Partition, int]
 

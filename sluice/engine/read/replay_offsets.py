@@ -12,7 +12,8 @@ from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef
-from sluice.values.replay_span import Partition, Point
+from sluice.values.record_places import Partition
+from sluice.values.replay_span import Point
 
 
 def sources_from_point(

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from sluice.engine.batch.job_topics import TIMEOUT_S, TopicLimits, kafka_errors, topic_limits
+from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors, topic_limits
+from sluice.engine.read.timestamps import timestamps_of
 from sluice.errors import EngineError
 from sluice.kafka.brokers import COMMITS_NOTHING, quiet
-from sluice.kafka.topics import records_at, topic_ids, watermark_offsets
+from sluice.kafka.topics import as_bytes, records_at, topic_ids, watermark_offsets
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import GenerationRef
 from sluice.values.record_metadata import record_fingerprint
+from sluice.values.record_places import Place
 
 Positions = Mapping[str, Mapping[str, int]]
 """Topic → partition as text → offset."""
@@ -94,8 +96,7 @@ class SourceIdentity:
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
-        last: dict[tuple[str, int], SourcePartition] = {}
-        places: dict[tuple[str, int], int] = {}
+        last: dict[Place, SourcePartition] = {}
         for source in self.sources.get(self.ref):
             topic = topics.get(source.topic)
             # If a topic is gone or was created again, another check reports it.
@@ -104,27 +105,23 @@ class SourceIdentity:
             # If retention has removed the record, it cannot be compared.
             is_kept = source.partition < len(topic.ends) and source.last >= topic.ends[source.partition][0]
             if is_kept:
-                last[source.topic, source.partition] = source
-                places[source.topic, source.partition] = source.last
-        if not places:
+                last[source.topic, source.partition, source.last] = source
+        if not last:
             return
-        records = records_at(self.kafka, places)
-        is_gone = {place for place in places if place not in records}
-        limits = self._limits(is_gone)
+        records = dict(records_at(self.kafka, last))
+        gone = {topic for topic, partition, offset in last.keys() - records.keys()}
+        limits = topic_limits(self.kafka, gone) if gone else {}
         compacted = {topic for topic in limits if limits[topic].needs_key}
-        for place, offset in places.items():
+        for place, source in last.items():
             record = records.get(place)
             # If compaction has removed the record, it cannot be compared.
-            if record is None and place[0] in compacted:
+            if record is None and source.topic in compacted:
                 continue
-            if record is None or _fingerprint(record) != last[place].fingerprint:
-                raise self._went_back(last[place], offset, is_gone=record is None)
+            if record is None or _fingerprint(record) != source.fingerprint:
+                raise self._went_back(source, is_gone=record is None)
 
-    def _limits(self, places: Iterable[tuple[str, int]]) -> dict[str, TopicLimits]:
-        topics = {topic for topic, _ in places}
-        return topic_limits(self.kafka, topics) if topics else {}
-
-    def _went_back(self, source: SourcePartition, offset: int, *, is_gone: bool) -> InputError:
+    def _went_back(self, source: SourcePartition, *, is_gone: bool) -> InputError:
+        offset = source.last
         same = self._last_unchanged(source)
         since = source.first if same is None else same + 1
         unknown = "" if same is not None else " at the earliest"
@@ -146,14 +143,14 @@ class SourceIdentity:
         """The newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
         if self.audits is None:
             return None
-        place = source.topic, source.partition
         for audit in reversed(self.audits.all(self.ref)):
             for read in audit.sources:
-                if (read.topic, read.partition) != place or not read.fingerprint:
+                if (read.topic, read.partition) != (source.topic, source.partition) or not read.fingerprint:
                     continue
                 if read.last >= source.last:
                     continue
-                record = records_at(self.kafka, {place: read.last}).get(place)
+                place = read.topic, read.partition, read.last
+                record = dict(records_at(self.kafka, [place])).get(place)
                 if record is not None and _fingerprint(record) == read.fingerprint:
                     return read.last
         return None
@@ -219,9 +216,8 @@ def _ends(consumer: Consumer, topic: str, partitions: int) -> Iterable[tuple[int
 
 
 def _fingerprint(record: Message) -> str:
-    parts = (record.key(), record.value())
-    key, value = (part.encode() if isinstance(part, str) else part for part in parts)
-    return record_fingerprint(key, value, record.timestamp()[1])
+    (timestamp_ms,) = timestamps_of([record]).tolist()
+    return record_fingerprint(as_bytes(record.key()), as_bytes(record.value()), timestamp_ms)
 
 
 def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:

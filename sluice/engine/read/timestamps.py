@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+import numpy.typing as npt
+from confluent_kafka import IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.batch.accounting import Partition
-from sluice.engine.batch.job_topics import TIMEOUT_S, at, kafka_errors
+from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
-from sluice.errors import EngineError
-from sluice.kafka.brokers import COMMITS_NOTHING, quiet
+from sluice.kafka.brokers import quiet
+from sluice.kafka.range_reader import RangeReader
+from sluice.values.record_places import Partition, Range
 
-_CONSUMER: dict[str, str | int | bool] = {
-    **COMMITS_NOTHING,
-    "isolation.level": "read_committed",
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "fetch.wait.max.ms": 10,
-    "fetch.queue.backoff.ms": 5,
+_SETTINGS = {
     # The fetches are small, because the search needs only a few records of most partitions, and
     # discards all others.
     "max.partition.fetch.bytes": 65_536,
     "queued.min.messages": 20_000,
 }
-_AT_ONCE = 10_000
 _SIZES_READ = 100
 """The number of records of each partition whose size is read."""
-_WAIT_S = 0.02
+_LAST_MS = (2**63 - 1) // 1_000
+"""The last timestamp that fits 64 bits in microseconds, about the year 294,000."""
+
+
+def timestamps_of(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
+    """The timestamps of records, epoch ms.
+
+    A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that does not fit 64 bits
+    in microseconds becomes the nearest number that fits, so it stays far in the future or in the past.
+    """
+    timestamps = np.array([message.timestamp()[1] for message in messages], np.int64)
+    return np.clip(timestamps, -_LAST_MS, _LAST_MS)
 
 
 def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -64,24 +68,21 @@ class KafkaTimestamps:
     """The timestamps of committed records before `ends`."""
 
     kafka: Mapping[str, str]
-    consumer: Consumer
+    reader: RangeReader
     ends: Offsets
 
     @classmethod
     @contextmanager
     def of(cls, kafka: Mapping[str, str], ends: Offsets) -> Iterator[KafkaTimestamps]:
         """Open a consumer for the timestamps, and close it at the end of the `with` block."""
-        consumer = Consumer({**_CONSUMER, **quiet(kafka)})
-        try:
-            yield cls(kafka, consumer, ends)
-        finally:
-            consumer.close()
+        with RangeReader(kafka, _SETTINGS) as reader:
+            yield cls(kafka, reader, ends)
 
     def index(self, time: int) -> Offsets:
         """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
         with kafka_errors("Reading the topics' index of timestamps", self.kafka):
             times = [TopicPartition(*partition, time) for partition in self.ends]
-            answers = self.consumer.offsets_for_times(times, TIMEOUT_S)
+            answers = self.reader.consumer.offsets_for_times(times, TIMEOUT_S)
             for answer in answers:
                 if answer.error is not None:
                     raise KafkaException(answer.error)
@@ -92,49 +93,23 @@ class KafkaTimestamps:
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        return max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
+        latest = max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
+        return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
-        sizes = dict.fromkeys(starts, 0)
-        complete: set[Partition] = set()
-        self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
-        last_answer_s = time.monotonic()
-
-        def is_enough() -> bool:
-            lacking = [partition for partition, records in read.items() if len(records) < count]
-            return complete.issuperset(lacking)
-
-        while not is_enough():
-            messages = self.consumer.consume(_AT_ONCE, _WAIT_S)
-            if messages:
-                last_answer_s = time.monotonic()
-            elif time.monotonic() - last_answer_s > TIMEOUT_S:
-                raise EngineError(
-                    f"Reading the records' timestamps{at(self.kafka)}: no answer for {TIMEOUT_S} s.",
-                    next_step="Check that the broker is running and reachable.",
-                )
-            for message in messages:
-                partition = (str(message.topic()), int(message.partition() or 0))
-                # The end of a partition is reported as an error, with the next offset.
-                error, offset = message.error(), int(message.offset() or 0)
-                if error is None and offset < self.ends[partition]:
-                    read[partition].append((offset, message.timestamp()[1]))
-                    sizes[partition] += len(message.key() or b"") + len(message.value() or b"")
-                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    with kafka_errors("Reading the records' timestamps", self.kafka):
-                        raise KafkaException(error)
-                # The partition is read completely. A record after the backlog's end arrived after
-                # the run began, so it is left to the next run.
-                if error is not None or offset >= self.ends[partition] - 1:
-                    complete.add(partition)
-        # A client with assigned partitions would go on fetching records that nobody reads.
-        self.consumer.unassign()
+_SIZES_READ = 100
+"""The number of records of each partition whose size is read."""
+        ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
+        for partition, messages, offsets in self.reader.read(ranges):
+            read[partition] += zip(offsets, timestamps_of(messages).tolist(), strict=True)
+            if all(len(read[unread]) >= count for unread in self.reader.unread):
+                break
+        self.reader.pause()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():
-            offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
-            stretches[partition] = Stretch(offsets, timestamps, partition in complete, sizes[partition])
+            stretches[partition] = _stretch(records, complete=partition not in self.reader.unread)
         return stretches
 
     def mean_size(self, starts: Offsets) -> float:

@@ -14,8 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 
-from sluice.engine.batch.accounting import Partition
-from sluice.engine.batch.batch_start import BatchStart, Range, tell_tasks
+from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
@@ -30,6 +29,7 @@ from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.support.memory import release_unused_memory
+from sluice.values.record_places import Partition, Range
 
 
 @dataclass

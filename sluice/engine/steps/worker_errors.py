@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.errors import EngineError, RecordFailed
+from sluice.errors import BrokersUnreachable, EngineError, RecordFailed
 from sluice.plan import Job
 
-_RAISED = re.compile(r"sluice\.errors\.(EngineError|RecordFailed): ([^\n]*)")
+_RAISED_BY_TASKS: Mapping[str, type[EngineError]] = {
+    kind.__name__: kind for kind in (EngineError, RecordFailed, BrokersUnreachable)
+}
+_RAISED = re.compile(rf"sluice\.errors\.({'|'.join(_RAISED_BY_TASKS)}): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
 _TRACEBACK = re.compile(
     r"Fatal Python error: [^\n]*\n(.*?)\n\n(?:Extension modules|\s+at )",
@@ -21,9 +25,11 @@ def worker_error(job: Job, message: str) -> EngineError | None:
     """The error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
         # The last error in a traceback is the error that ended the task. Its text contains the advice
-        # to the author, so `next_step` is not passed.
-        kind, text = raised[-1]
-        return RecordFailed(text) if kind == "RecordFailed" else EngineError(text)
+        # to the author.
+        name, text = raised[-1]
+        error = _RAISED_BY_TASKS[name](text)
+        error.next_step = ""
+        return error
     if _CRASHED not in message:
         return None
     steps = job.python_steps

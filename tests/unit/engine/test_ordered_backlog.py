@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch.accounting import Partition
 from sluice.engine.read.ordered_backlog import Backlog, Offsets, Stretch
+from sluice.values.record_places import Partition
 
 Entry = tuple[int, bool]
 """An entry of a partition's log: its timestamp, and whether readers see it; they do not see transaction markers."""

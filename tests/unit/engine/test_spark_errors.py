@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.errors import EngineError
+from sluice.errors import BrokersUnreachable, EngineError, RecordFailed
 from sluice.plan import Step
 
 STEPS = [
@@ -70,7 +70,10 @@ def test_a_worker_that_ends_is_named_with_the_functions_that_it_may_have_run() -
         assert "rebuild" not in said
 
 
-def test_an_error_that_a_task_raises_keeps_its_own_next_step() -> None:
+@pytest.mark.parametrize("kind", [EngineError, RecordFailed, BrokersUnreachable])
+def test_an_error_that_a_task_raises_keeps_its_kind_and_its_own_next_step(kind: type[EngineError]) -> None:
     raised = "map at orders.py:3 failed for key 'a': KeyboardInterrupt (orders.py:4, in f). Correct the function."
-    said = error_of(f"Job aborted: Traceback (most recent call last):\nsluice.errors.EngineError: {raised}\n\tat java")
-    assert said == raised
+    task = f"Job aborted: Traceback (most recent call last):\nsluice.errors.{kind.__name__}: {raised}\n\tat java"
+    assert error_of(task) == raised
+    with pytest.raises(kind), query_errors(PUBLISHER, STORAGE, LEASE):
+        raise StreamingQueryException(f"[STREAM_FAILED] Query terminated with exception: {task}")

@@ -1,0 +1,272 @@
+"""Reads ranges of offsets, and knows how the gaps, the ends and the errors of a partition look to a reader.
+
+A range can have fewer records than offsets: compaction removes records, and a reader of committed records sees neither
+the markers of transactions nor the records of aborted transactions. Such offsets can be anywhere in a range, also at
+its begin and at its end, or everywhere. So a range is read completely as soon as the reader has got a record at its
+end or after it, or has reached the end of the partition there.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from sluice.errors import BrokersUnreachable, EngineError, sentence
+from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet, unreachable
+from sluice.values.record_places import Partition, Range
+
+LONGEST_SILENCE_S = 60.0
+"""How long a reader waits for records from the brokers, for example while they restart."""
+_SETTINGS: Mapping[str, str | int | bool] = {
+    **COMMITS_NOTHING,
+    "isolation.level": "read_committed",
+    # The client must not go on elsewhere in the partition if the records of a range are gone.
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    # A longer wait for records at the end of a partition would delay every reader.
+    "fetch.wait.max.ms": 10,
+    # By default, the client waits a second before it fetches again after its queue was full.
+    "fetch.queue.backoff.ms": 5,
+    # A broker sends at least one batch of records, however large it is.
+    "receive.message.max.bytes": 2_147_483_647,
+}
+_RUN_AGAIN = "Run the pipeline again: it checks its topics first, and its error says what you can do."
+_MISSING_S = 10.0
+"""How long a topic or a partition can be unknown to a broker, because it learns of a new one a moment later."""
+_STATISTICS_MS = 5_000
+_ANSWER_S = 5.0
+_WAIT_S = 0.05
+"""How long a call waits until it has read as many records as it asks for."""
+_AT_ONCE = 20_000
+# A consumer that chooses its partitions itself needs no group, but the client asks for the group's coordinator.
+_GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}
+_OUT_OF_RANGE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+
+
+class Records(NamedTuple):
+    """Records of one partition, in the order of their offsets."""
+
+    partition: Partition
+    messages: Sequence[Message]
+    offsets: Sequence[int]
+
+
+class _PartitionStatistics(msgspec.Struct):
+    next_offset: int
+
+
+class _TopicStatistics(msgspec.Struct):
+    partitions: dict[str, _PartitionStatistics]
+
+
+class _Statistics(msgspec.Struct):
+    """The part of a client's statistics that says how far it has fetched."""
+
+    topics: dict[str, _TopicStatistics]
+
+
+_decode_statistics = msgspec.json.Decoder(_Statistics).decode
+
+
+class RangeReader:
+    """A consumer that reads the committed records of ranges. Use it in a `with` block.
+
+    `settings` are more settings of the consumer; those of the connection take precedence. If the topic no longer has
+    the records of a range, the range is an error, or, with `skips_lost`, has only the records that are left.
+    """
+
+    def __init__(
+        self,
+        kafka: Mapping[str, str],
+        settings: Mapping[str, str | int | bool] | None = None,
+        *,
+        skips_lost: bool = False,
+    ) -> None:
+        self.positions: dict[Partition, int] = {}
+        """Each partition of the last `read` → the offset up to which it was read."""
+        self._kafka = kafka
+        self._skips_lost = skips_lost
+        self._ranges: dict[Partition, Range] = {}
+        self._fetched: dict[Partition, int] = {}
+        """Partition → the offset up to which the client had fetched when it last reported this."""
+        self._answered_s = 0.0
+        self._reason = ""
+        """The last error of a connection since records have arrived."""
+        self._missing: KafkaError | None = None
+        """The error of a topic or partition that the brokers do not know."""
+        with configuration_errors():
+            self.consumer = Consumer({
+                **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
+                "error_cb": self._note_error, "stats_cb": self._note_progress,
+            })  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.consumer.close()
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
+        """The records of ranges of different partitions, all of which are read at the same time.
+
+        Raises BrokersUnreachable if no records arrive for `LONGEST_SILENCE_S`, and EngineError if records of a range
+        are no longer in the topic, or for another error of Kafka.
+        """
+        self._ranges = {(part.topic, part.partition): part for part in ranges}
+        self.positions = {partition: part.begin for partition, part in self._ranges.items()}
+        self._note_answer()
+        is_assigned = False
+        while unread := self.unread:
+            if not is_assigned:
+                self._assign(unread)
+                is_assigned = True
+            count = sum(self._ranges[partition].end - self.positions[partition] for partition in unread)
+            messages = self.consumer.consume(min(count, _AT_ONCE), _WAIT_S)
+            records = [message for message in messages if message.error() is None]
+            if records:
+                yield from self._of_ranges(records)
+                # The caller has had its time since the records arrived.
+                self._note_answer()
+            if len(records) < len(messages):
+                for message in messages:
+                    if (error := message.error()) is not None:
+                        is_assigned &= self._handle(message, error)
+            silence_s = time.monotonic() - self._answered_s
+            if self._missing is not None and silence_s > _MISSING_S:
+                raise self._failure(self._missing)
+            if silence_s > LONGEST_SILENCE_S:
+                raise self._silence()
+
+    @property
+    def unread(self) -> list[Partition]:
+        """The partitions of the last `read` whose ranges were not read completely."""
+        return [partition for partition, part in self._ranges.items() if self.positions[partition] < part.end]
+
+    def pause(self) -> None:
+        """Stop fetching until the next `read`. Otherwise the client goes on with the ranges that were not read."""
+        self.consumer.unassign()
+
+    def _assign(self, partitions: Iterable[Partition]) -> None:
+        self._fetched = {partition: self.positions[partition] for partition in partitions}
+        self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._fetched.items()])
+
+    def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
+        """The messages by partition, without those after the ranges."""
+        for partition, of_partition in self._by_partition(messages).items():
+            offsets = [message.offset() or 0 for message in of_partition]
+            self.positions[partition] = offsets[-1] + 1
+            if count := bisect_left(offsets, self._ranges[partition].end):
+                yield Records(partition, of_partition[:count], offsets[:count])
+
+    def _by_partition(self, messages: Sequence[Message]) -> Mapping[Partition, Sequence[Message]]:
+        if len(self._ranges) == 1:
+            # A task reads one partition at a time, and each message that it looks at costs time.
+            return dict.fromkeys(self._ranges, messages)
+        by_partition: dict[Partition, list[Message]] = {}
+        for message in messages:
+            by_partition.setdefault(_partition(message), []).append(message)
+        return by_partition
+
+    def _handle(self, message: Message, error: KafkaError) -> bool:
+        """Take note of the end of a partition, or of an error.
+
+        Returns False if the client has stopped reading a partition, so that it must be assigned again.
+        """
+        partition = _partition(message)
+        if error.code() in _GROUP_ERRORS:
+            return True
+        if partition not in self._ranges:
+            raise self._failure(error)
+        part = self._ranges[partition]
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._note_answer()
+            # No record that a reader may see is between the last record and the end.
+            self.positions[partition] = max(self.positions[partition], message.offset() or 0)
+            # A follower may not have the newest records yet, so only the leader knows whether they are lost.
+            if self.positions[partition] < part.end:
+                self._check_bounds(part)
+            return True
+        if error.code() in _OUT_OF_RANGE:
+            self._check_bounds(part)
+            return False
+        raise self._failure(error, part)
+
+    def _check_bounds(self, part: Range) -> None:
+        """Compare a range with the records that its partition has now. Records that the partition lacks are lost."""
+        partition = part.topic, part.partition
+        position = self.positions[partition]
+        try:
+            first, end = self.consumer.get_watermark_offsets(TopicPartition(*partition), _ANSWER_S)
+        except KafkaException:
+            # The partition may have no leader for a moment. If this lasts, the silence becomes an error.
+            return
+        is_lost = first > position or end < part.end
+        if is_lost and not self._skips_lost:
+            raise EngineError(
+                f"{part.topic}, partition {part.partition}, has lost records: the offsets {position} to "
+                f"{part.end - 1} were to be read, but the partition begins at offset {first} and ends before offset {end}.",
+                next_step="Retention has removed the records, the topic was created again, or a broker without the "
+                f"newest records leads the partition. {_RUN_AGAIN}",
+            )
+        if first > position:
+            self.positions[partition] = first
+        elif end <= position:
+            self.positions[partition] = part.end
+
+    def _failure(self, error: KafkaError, part: Range | None = None) -> EngineError:
+        of_part = "records" if part is None else f"{part.topic}, partition {part.partition}"
+        address = self._kafka.get("bootstrap.servers", "an unset address")
+        if error.code() in _DENIED:
+            next_step = "Allow Sluice's Kafka user to read the topic and to describe it."
+        elif error.code() in _NO_TOPIC:
+            next_step = f"The topic was deleted, or was created again with fewer partitions. {_RUN_AGAIN}"
+        else:
+            next_step = "Check that the broker is running and that its disk has no errors."
+        return EngineError(f"Reading {of_part} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
+
+    def _silence(self) -> BrokersUnreachable:
+        topic, partition = self.unread[0]
+        seconds = f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s"
+        address = self._kafka.get("bootstrap.servers", "an unset address")
+        if not self._reason:
+            return BrokersUnreachable(f"{seconds} from Kafka at {address}.")
+        cause = unreachable(self._kafka, self._reason)
+        return BrokersUnreachable(f"{seconds}. {cause.detail}", next_step=cause.next_step)
+
+    def _note_answer(self) -> None:
+        self._answered_s, self._reason, self._missing = time.monotonic(), "", None
+
+    def _note_error(self, error: KafkaError) -> None:
+        if error.code() in _NO_TOPIC:
+            self._missing = error
+        # The client first reports why each broker cannot be reached, and then that all brokers are down.
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._reason = error.str()
+
+    def _note_progress(self, statistics: str) -> None:
+        """Records of aborted transactions arrive, too, and can be many, but the client returns no message for them."""
+        topics = _decode_statistics(statistics).topics
+        for (topic, number), before in self._fetched.items():
+            if topic in topics and str(number) in topics[topic].partitions:
+                fetched = topics[topic].partitions[str(number)].next_offset
+                if fetched > before:
+                    self._fetched[topic, number] = fetched
+                    self._note_answer()
+
+
+def _partition(message: Message) -> Partition:
+    return message.topic() or "", message.partition() or 0
