@@ -137,14 +137,16 @@ class RangeReader:
             count = sum(self._ranges[partition].end - self.positions[partition] for partition in unread)
             messages = self.consumer.consume(min(count, _AT_ONCE), _WAIT_S)
             records = [message for message in messages if message.error() is None]
+            others = [message for message in messages if message.error()] if len(records) < len(messages) else ()
+            # Two calls' records would need twice the memory.
+            del messages
             if records:
                 yield from self._of_ranges(records)
                 # The caller has had its time since the records arrived.
                 self._note_answer()
-            if len(records) < len(messages):
-                for message in messages:
-                    if (error := message.error()) is not None:
-                        is_assigned &= self._handle(message, error)
+            del records
+            for message in others:
+                is_assigned &= self._handle(message)
             silence_s = time.monotonic() - self._answered_s
             if self._missing is not None and silence_s > _MISSING_S:
                 raise self._failure(self._missing)
@@ -181,12 +183,13 @@ class RangeReader:
             by_partition.setdefault(_partition(message), []).append(message)
         return by_partition
 
-    def _handle(self, message: Message, error: KafkaError) -> bool:
+    def _handle(self, message: Message) -> bool:
         """Take note of the end of a partition, or of an error.
 
         Returns False if the client has stopped reading a partition, so that it must be assigned again.
         """
-        partition = _partition(message)
+        error, partition = message.error(), _partition(message)
+        assert error is not None
         if error.code() in _GROUP_ERRORS:
             return True
         if partition not in self._ranges:
@@ -217,8 +220,8 @@ class RangeReader:
         is_lost = first > position or end < part.end
         if is_lost and not self._skips_lost:
             raise EngineError(
-                f"{part.topic}, partition {part.partition}, has lost records: the offsets {position} to "
-                f"{part.end - 1} were to be read, but the partition begins at offset {first} and ends before offset {end}.",
+                f"{part.topic}, partition {part.partition}, has lost records: the offsets {position} to {part.end - 1} "
+                f"were to be read, but the partition begins at offset {first} and ends before offset {end}.",
                 next_step="Retention has removed the records, the topic was created again, or a broker without the "
                 f"newest records leads the partition. {_RUN_AGAIN}",
             )

@@ -93,9 +93,8 @@ def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKa
     }  # fmt: skip
     assert [message.value() for message in read_topic(kafka | others, "shared")] == [b"committed"]
     # Each record is followed by the marker of its transaction.
-    batches = read_ranges(
-        kafka | others | {"group.id": "mine", "max.partition.fetch.bytes": "1"}, [Range("shared", 0, 0, 4)]
-    )
+    others |= {"group.id": "mine", "max.partition.fetch.bytes": "1"}
+    batches = read_ranges(kafka | others, [Range("shared", 0, 0, 4)])
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [b"committed"]
 
 
