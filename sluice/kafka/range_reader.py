@@ -91,8 +91,10 @@ class RangeReader:
         *,
         skips_lost: bool = False,
     ) -> None:
-        self.positions: dict[Partition, int] = {}
-        """Each partition of the last `read` → the offset up to which it was read."""
+        self._positions: dict[Partition, int] = {}
+        """Partition → the offset up to which it was read."""
+        self.unread: set[Partition] = set()
+        """The partitions of the last call of `read` whose ranges were not read completely."""
         self._kafka = kafka
         self._skips_lost = skips_lost
         self._ranges: dict[Partition, Range] = {}
@@ -127,14 +129,16 @@ class RangeReader:
         are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
-        self.positions = {partition: part.begin for partition, part in self._ranges.items()}
+        self.unread = {*self._ranges}
+        for partition, part in self._ranges.items():
+            self._reach(partition, part.begin)
         self._note_answer()
         is_assigned = False
-        while unread := self.unread:
+        while self.unread:
             if not is_assigned:
-                self._assign(unread)
+                self._assign()
                 is_assigned = True
-            count = sum(self._ranges[partition].end - self.positions[partition] for partition in unread)
+            count = sum(self._ranges[partition].end - self._positions[partition] for partition in self.unread)
             messages = self.consumer.consume(min(count, _AT_ONCE), _WAIT_S)
             records = [message for message in messages if message.error() is None]
             others = [message for message in messages if message.error()] if len(records) < len(messages) else ()
@@ -153,24 +157,24 @@ class RangeReader:
             if silence_s > LONGEST_SILENCE_S:
                 raise self._silence()
 
-    @property
-    def unread(self) -> list[Partition]:
-        """The partitions of the last `read` whose ranges were not read completely."""
-        return [partition for partition, part in self._ranges.items() if self.positions[partition] < part.end]
-
     def pause(self) -> None:
         """Stop fetching until the next `read`. Otherwise the client goes on with the ranges that were not read."""
         self.consumer.unassign()
 
-    def _assign(self, partitions: Iterable[Partition]) -> None:
-        self._fetched = {partition: self.positions[partition] for partition in partitions}
+    def _reach(self, partition: Partition, position: int) -> None:
+        self._positions[partition] = position
+        if position >= self._ranges[partition].end:
+            self.unread.discard(partition)
+
+    def _assign(self) -> None:
+        self._fetched = {partition: self._positions[partition] for partition in self.unread}
         self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._fetched.items()])
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
         """The messages by partition, without those after the ranges."""
         for partition, of_partition in self._by_partition(messages).items():
             offsets = [message.offset() or 0 for message in of_partition]
-            self.positions[partition] = offsets[-1] + 1
+            self._reach(partition, offsets[-1] + 1)
             if count := bisect_left(offsets, self._ranges[partition].end):
                 yield Records(partition, of_partition[:count], offsets[:count])
 
@@ -194,13 +198,16 @@ class RangeReader:
             return True
         if partition not in self._ranges:
             raise self._failure(error)
+        # What is after a range does not matter.
+        if partition not in self.unread:
+            return True
         part = self._ranges[partition]
         if error.code() == KafkaError._PARTITION_EOF:
             self._note_answer()
             # No record that a reader may see is between the last record and the end.
-            self.positions[partition] = max(self.positions[partition], message.offset() or 0)
+            self._reach(partition, max(self._positions[partition], message.offset() or 0))
             # A follower may not have the newest records yet, so only the leader knows whether they are lost.
-            if self.positions[partition] < part.end:
+            if partition in self.unread:
                 self._check_bounds(part)
             return True
         if error.code() in _OUT_OF_RANGE:
@@ -211,7 +218,7 @@ class RangeReader:
     def _check_bounds(self, part: Range) -> None:
         """Compare a range with the records that its partition has now. Records that the partition lacks are lost."""
         partition = part.topic, part.partition
-        position = self.positions[partition]
+        position = self._positions[partition]
         try:
             first, end = self.consumer.get_watermark_offsets(TopicPartition(*partition), _ANSWER_S)
         except KafkaException:
@@ -226,9 +233,9 @@ class RangeReader:
                 f"newest records leads the partition. {_RUN_AGAIN}",
             )
         if first > position:
-            self.positions[partition] = first
+            self._reach(partition, first)
         elif end <= position:
-            self.positions[partition] = part.end
+            self._reach(partition, part.end)
 
     def _failure(self, error: KafkaError, part: Range | None = None) -> EngineError:
         of_part = "records" if part is None else f"{part.topic}, partition {part.partition}"
@@ -242,7 +249,7 @@ class RangeReader:
         return EngineError(f"Reading {of_part} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
 
     def _silence(self) -> BrokersUnreachable:
-        topic, partition = self.unread[0]
+        topic, partition = min(self.unread)
         seconds = f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s"
         address = self._kafka.get("bootstrap.servers", "an unset address")
         if not self._reason:

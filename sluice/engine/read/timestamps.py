@@ -99,17 +99,22 @@ class KafkaTimestamps:
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
-_SIZES_READ = 100
-"""The number of records of each partition whose size is read."""
+        sizes = dict.fromkeys(starts, 0)
+        enough: set[Partition] = set()
         ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
         for partition, messages, offsets in self.reader.read(ranges):
             read[partition] += zip(offsets, timestamps_of(messages).tolist(), strict=True)
-            if all(len(read[unread]) >= count for unread in self.reader.unread):
+            sizes[partition] += sum(len(message.key() or b"") + len(message.value() or b"") for message in messages)
+            if len(read[partition]) >= count:
+                enough.add(partition)
+            if self.reader.unread <= enough:
                 break
         self.reader.pause()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():
-            stretches[partition] = _stretch(records, complete=partition not in self.reader.unread)
+            all_offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
+            is_complete = partition not in self.reader.unread
+            stretches[partition] = Stretch(all_offsets, timestamps, is_complete, sizes[partition])
         return stretches
 
     def mean_size(self, starts: Offsets) -> float:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import (
-    Partition,
     PartitionResults,
     RecordSinks,
     StreamTimeReader,
@@ -34,6 +33,7 @@ from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError, sentence
 from sluice.operators.base import LEFT
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
+from sluice.values.record_places import Partition
 from sluice.values.row_order import END_OF_RECORD, START
 
 
