@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from confluent_kafka.admin._scram import (
     ScramCredentialInfo,
     ScramMechanism,
@@ -20,10 +27,10 @@ from confluent_kafka.admin._scram import (
 )
 
 from sluice.engine.read.kafka_records import read_ranges, with_certificates
-from sluice.errors import BrokersUnreachable
+from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka import range_reader
 from sluice.kafka.brokers import require_brokers
-from sluice.kafka.topics import read_topic
+from sluice.kafka.topics import read_topic, records_at
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
 from sluice.values.record_places import Range
@@ -74,6 +81,8 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
         "listener.name.ssl.ssl.client.auth": "required",
         "listener.name.elsewhere.ssl.keystore.type": "PEM",
         "listener.name.elsewhere.ssl.keystore.location": str(folder / "elsewhere.pem"),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
         "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
         mechanisms.format("plain"): (
             f'org.apache.kafka.common.security.plain.PlainLoginModule required user_sluice="{escaped}";'
@@ -82,8 +91,16 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
         mechanisms.format("scram-sha-512"): f"{SCRAM_MODULE} required;",
     }
     with EmbeddedKafka(tmp_path_factory.mktemp("secure"), config=config) as broker:
-        broker.create_topics({"sales": 1})
+        broker.create_topics({"sales": 1, "secret": 1})
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        # Everybody may read the topic `sales`, but only another user may use groups or read the topic `secret`.
+        rule_of_another = "User:another", "*", AclOperation.ALL, AclPermissionType.ALLOW
+        rules = [
+            AclBinding(kind, name, ResourcePatternType.LITERAL, *rule_of_another)
+            for kind, name in ((ResourceType.GROUP, "*"), (ResourceType.TOPIC, "secret"))
+        ]
+        for rule in admin.create_acls(rules).values():
+            rule.result(20)
         credentials: list[UserScramCredentialAlteration] = [
             UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
             for user, mechanism in (
@@ -155,6 +172,22 @@ def test_a_task_reads_with_a_client_certificate(ports: Ports, folder: Path) -> N
     }
     require_brokers(kafka)
     assert _read(kafka) == 1
+
+
+def test_a_reader_needs_no_permission_for_groups(ports: Ports, folder: Path) -> None:
+    """The client asks for the coordinator of a group that no reader needs."""
+    kafka = _by_password(ports.password, folder)
+    assert _read(kafka) == 1
+    assert [record.value() for record in read_topic(kafka, "sales")] == [b"one"]
+    assert [record.value() for _, record in records_at(kafka, [("sales", 0, 0), ("sales", 0, 5)])] == [b"one"]
+
+
+def test_a_topic_that_may_not_be_read_is_an_error_with_what_to_do(ports: Ports, folder: Path) -> None:
+    kafka = _by_password(ports.password, folder)
+    with pytest.raises(EngineError, match=r"secret.*Topic authorization failed.*Allow Sluice's Kafka user to read"):
+        list(read_ranges(kafka, [Range("secret", 0, 0, 1)]))
+    with pytest.raises(EngineError, match=r"secret.*Topic authorization failed"):
+        list(read_topic(kafka, "secret"))
 
 
 PIPELINE = """from sluice import Pipeline
