@@ -65,6 +65,7 @@ class Context(Part):
     """The session's context. Queries read the start of their batch from its local properties."""
 
     master = "local[1]"
+    defaultParallelism = 1
     properties: dict[str, str] = field(default_factory=dict)
     _conf: Settings = field(default_factory=Settings)
     _gateway = Anything()

@@ -12,10 +12,13 @@ from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
 from sluice.engine.read.reread_headers import Headers, headers_at
 from sluice.values.record_places import Place
 
+MOST_TASKS = 64
+_TASKS_PER_CORE = 4
+
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """The topics of a cluster. Each task reads one partition in offset order."""
+    """The topics of a cluster. Each task reads one or more partitions, one after the other, in offset order."""
 
     spark: SparkSession
     kafka: Mapping[str, str] = field(repr=False)
@@ -27,7 +30,9 @@ class KafkaInput:
 
     def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
         """The rows that a task makes of the committed records of the batch."""
-        count = sum(partitions.values())
+        # A topic may have thousands of partitions, and each task has a cost, even one without records.
+        most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)
+        count = min(sum(partitions.values()), most)
         records = KafkaRecords(with_certificates(self.kafka), frozenset(partitions), count)
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 

@@ -1,16 +1,80 @@
-"""What a reader of ranges does while no records arrive. tests/engine/test_kafka_records.py reads from a real broker."""
+"""What a reader of ranges reads, and when it gives up.
+
+The client's own stand-in for a cluster has no transactions and no retention, so tests/engine/test_kafka_records.py
+tests them with a real broker.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Producer
 
-from sluice.errors import BrokersUnreachable
+from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka import range_reader
 from sluice.kafka.range_reader import RangeReader
+from sluice.kafka.topics import read_topic, records_at
 from sluice.values.record_places import Range
 from tests.support.ports import free_port
+
+Kafka = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Kafka]:
+    """A stand-in for a cluster. In its topic `numbers`, the partitions 0 and 1 have 2,000 records each."""
+    producer = Producer({"bootstrap.servers": "unused", "test.mock.num.brokers": "2", "log_level": 0})
+    for number in range(4_000):
+        producer.produce("numbers", b"%d" % number, partition=number % 2, timestamp=number + 1)
+    assert producer.flush(20) == 0
+    brokers = producer.list_topics(timeout=20).brokers.values()
+    yield {"bootstrap.servers": ",".join(f"{broker.host}:{broker.port}" for broker in brokers), "log_level": "0"}
+    # The cluster ends with this client.
+    del producer
+
+
+def test_ranges_of_several_partitions_are_read_at_the_same_time(cluster: Kafka) -> None:
+    ranges = [Range("numbers", 0, 3, 5), Range("numbers", 1, 1_998, 2_000), Range("numbers", 2, 0, 0)]
+    offsets: dict[int, list[int]] = {0: [], 1: []}
+    with RangeReader(cluster) as reader:
+        # A reader can be used again, also for a partition that it has read.
+        for again in (ranges, [Range("numbers", 0, 0, 2)]):
+            for records in reader.read(again):
+                offsets[records.partition[1]] += records.offsets
+            assert not reader.unread
+    assert offsets == {0: [3, 4, 0, 1], 1: [1_998, 1_999]}
+
+
+@pytest.mark.parametrize(("begin", "end", "lost"), [(1_999, 2_003, "2000 to 2002"), (2_005, 2_006, "2005 to 2005")])
+def test_a_range_after_the_end_of_a_partition_is_an_error_or_left_out(
+    cluster: Kafka, begin: int, end: int, lost: str
+) -> None:
+    part = Range("numbers", 1, begin, end)
+    with (
+        RangeReader(cluster) as reader,
+        pytest.raises(EngineError, match=f"the offsets {lost} were to be read") as error,
+    ):
+        list(reader.read([part]))
+    assert "numbers, partition 1, has lost records" in str(error.value)
+    assert "begins at offset 0 and ends before offset 2000. Retention has" in str(error.value)
+    with RangeReader(cluster, skips_lost=True) as reader:
+        rest = [offset for records in reader.read([part]) for offset in records.offsets]
+    assert rest == [*range(begin, 2_000)]
+
+
+def test_records_at_any_places_are_read(cluster: Kafka) -> None:
+    # Some places are near to one another, some are far away, and at some there is no record.
+    places = [("numbers", number, offset) for number in (0, 1) for offset in (0, 3, 4, 1_999, 2_500)]
+    records = {place: record.value() for place, record in records_at(cluster, places)}
+    assert records == {place: b"%d" % (place[2] * 2 + place[1]) for place in places if place[2] < 2_000}
+    assert dict(records_at(cluster, [])) == {}
+
+
+def test_a_topic_is_read_to_the_end_that_it_has_at_the_start(cluster: Kafka) -> None:
+    read = sorted(int(record.value() or b"") for record in read_topic(cluster, "numbers"))
+    assert read == [*range(4_000)]
 
 
 def test_silence_is_an_error_that_names_the_partition_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
