@@ -35,7 +35,7 @@ def test_a_function_chooses_the_partition_of_a_record(start: Start) -> None:
 def counted(names: Names) -> Pipeline:
     pipeline = names.pipeline(workers=2)
     amounts = pipeline.stream(names("amounts"), value=Amount)
-    amounts.group_by_key().sum("n", store="sums")
+    amounts.group_by_key().aggregate(total="sum(n)", store="sums")
     amounts.to(names("copies"))
     return pipeline
 
