@@ -298,8 +298,10 @@ def _milliseconds(iso: str) -> int:
 
     Returns 0 if the header is missing: the record then gets the current time.
     """
-    if iso.endswith(" ms") and is_number(iso.removesuffix(" ms")):  # a time after the year 9999
-        return int(iso.removesuffix(" ms"))
+    # A time before the year 1 or after the year 9999 is a number.
+    number = iso.removesuffix(" ms")
+    if number != iso and is_number(number.removeprefix("-")):
+        return int(number)
     try:
         return round(datetime.fromisoformat(iso).timestamp() * 1_000)
     except ValueError:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, escape_headers, shorten_dead_letters
+from sluice.engine.batch.dead_letters import DEAD_LETTER, escape_headers, iso_time, shorten_dead_letters
 from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
+from sluice.kafka.redrive import _milliseconds
 from sluice.kafka.topics import Headers, headers_of, text_headers
 from sluice.values.dead_letter_headers import PREFIX, escaped, original
 from tests.support.states import NOON
@@ -25,6 +26,12 @@ NAMES = st.one_of(
 def test_a_records_own_header_gets_a_name_that_sluice_does_not_use_and_gets_its_own_back(name: str) -> None:
     assert original(escaped(name)) == name
     assert not escaped(name).startswith(PREFIX) or escaped(name).startswith("sluice.original.")
+
+
+@pytest.mark.parametrize("timestamp", [1_670_230_527_123, 0, -1, -(10**15), 10**15, 9_223_372_036_854_775])
+def test_a_re_driven_record_gets_its_own_timestamp(timestamp: int) -> None:
+    """Also a timestamp before the year 1 or after the year 9999, which a producer can write by mistake."""
+    assert _milliseconds(iso_time(timestamp)) == timestamp
 
 
 def test_headers_with_names_that_are_no_text_are_shown_as_such() -> None:
