@@ -1,9 +1,9 @@
-"""Reads ranges of offsets, and knows how the gaps, the ends and the errors of a partition look to a reader.
+"""Reads ranges of offsets. No other module needs to know what gaps, ends and errors of partitions look like.
 
 A range can have fewer records than offsets: compaction removes records, and a reader of committed records sees neither
-the markers of transactions nor the records of aborted transactions. Such offsets can be anywhere in a range, also at
-its begin and at its end, or everywhere. So a range is read completely as soon as the reader has got a record at its
-end or after it, or has reached the end of the partition there.
+the markers of transactions nor the records of aborted transactions. Such offsets can be at the beginning of a range, at
+its end, or everywhere. A range has therefore been read completely as soon as the reader gets a record from after the
+range, or reaches the end of the partition there.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ class RangeReader:
         *,
         skips_lost: bool = False,
     ) -> None:
-        self._positions: dict[Partition, int] = {}
-        """Partition → the offset up to which it was read."""
         self.unread: set[Partition] = set()
-        """The partitions of the last call of `read` whose ranges were not read completely."""
+        """The partitions of the last call of `read` whose ranges have not been read completely."""
         self._kafka = kafka
         self._skips_lost = skips_lost
         self._ranges: dict[Partition, Range] = {}
+        self._positions: dict[Partition, int] = {}
+        """Partition → the offset up to which it has been read."""
         self._fetched: dict[Partition, int] = {}
         """Partition → the offset up to which the client had fetched when it last reported this."""
         self._answered_s = 0.0
         self._reason = ""
-        """The last error of a connection since records have arrived."""
+        """The last error of a connection since the brokers have last answered."""
         self._missing: KafkaError | None = None
         """The error of a topic or partition that the brokers do not know."""
         with configuration_errors():
@@ -141,8 +141,10 @@ class RangeReader:
             count = sum(self._ranges[partition].end - self._positions[partition] for partition in self.unread)
             messages = self.consumer.consume(min(count, _AT_ONCE), _WAIT_S)
             records = [message for message in messages if message.error() is None]
-            others = [message for message in messages if message.error()] if len(records) < len(messages) else ()
-            # Two calls' records would need twice the memory.
+            others: Sequence[Message] = ()
+            if len(records) < len(messages):
+                others = [message for message in messages if message.error() is not None]
+            # The records of two calls would need twice the memory.
             del messages
             if records:
                 yield from self._of_ranges(records)
@@ -250,12 +252,11 @@ class RangeReader:
 
     def _silence(self) -> BrokersUnreachable:
         topic, partition = min(self.unread)
-        seconds = f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s"
-        address = self._kafka.get("bootstrap.servers", "an unset address")
-        if not self._reason:
-            return BrokersUnreachable(f"{seconds} from Kafka at {address}.")
-        cause = unreachable(self._kafka, self._reason)
-        return BrokersUnreachable(f"{seconds}. {cause.detail}", next_step=cause.next_step)
+        cause = unreachable(self._kafka, self._reason or "the client reports no error")
+        return BrokersUnreachable(
+            f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s. {cause.detail}",
+            next_step=cause.next_step,
+        )
 
     def _note_answer(self) -> None:
         self._answered_s, self._reason, self._missing = time.monotonic(), "", None
@@ -268,7 +269,7 @@ class RangeReader:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:
-        """Records of aborted transactions arrive, too, and can be many, but the client returns no message for them."""
+        """Count fetched records as an answer. The client returns none of the records of an aborted transaction."""
         topics = _decode_statistics(statistics).topics
         for (topic, number), before in self._fetched.items():
             if topic in topics and str(number) in topics[topic].partitions:
