@@ -38,8 +38,8 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     "receive.message.max.bytes": 2_147_483_647,
 }
 _RUN_AGAIN = "Run the pipeline again: it checks its topics first, and its error says what you can do."
-_MISSING_S = 10.0
-"""How long a topic or a partition can be unknown to a broker, because it learns of a new one a moment later."""
+_QUESTION_S = 5.0
+"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions within a second."""
 _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
@@ -103,8 +103,8 @@ class RangeReader:
         self._answered_s = 0.0
         self._reason = ""
         """The last error of a connection since the brokers have last answered."""
-        self._missing: KafkaError | None = None
-        """The error of a topic or partition that the brokers do not know."""
+        self._has_asked = False
+        """Whether the reader has asked a broker about the topics since the brokers have last answered."""
         with configuration_errors():
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
@@ -154,9 +154,12 @@ class RangeReader:
             for message in others:
                 is_assigned &= self._handle(message)
             silence_s = time.monotonic() - self._answered_s
-            if self._missing is not None and silence_s > _MISSING_S:
-                raise self._failure(self._missing)
-            if silence_s > LONGEST_SILENCE_S:
+            is_long = silence_s > LONGEST_SILENCE_S
+            # If a broker is reachable, it knows why no records arrive.
+            if not self._reason and (is_long or (silence_s > _QUESTION_S and not self._has_asked)):
+                self._has_asked = True
+                self._require_topics()
+            if is_long:
                 raise self._silence()
 
     def pause(self) -> None:
@@ -239,6 +242,19 @@ class RangeReader:
         elif end <= position:
             self._reach(partition, part.end)
 
+    def _require_topics(self) -> None:
+        """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
+        for topic, partition in sorted(self.unread):
+            try:
+                known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]
+            except KafkaException:
+                return
+            error = known.error
+            if error is None and partition not in known.partitions:
+                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            if error is not None and error.code() in _DENIED | _NO_TOPIC:
+                raise self._failure(error, self._ranges[topic, partition])
+
     def _failure(self, error: KafkaError, part: Range | None = None) -> EngineError:
         of_part = "records" if part is None else f"{part.topic}, partition {part.partition}"
         address = self._kafka.get("bootstrap.servers", "an unset address")
@@ -259,13 +275,11 @@ class RangeReader:
         )
 
     def _note_answer(self) -> None:
-        self._answered_s, self._reason, self._missing = time.monotonic(), "", None
+        self._answered_s, self._reason, self._has_asked = time.monotonic(), "", False
 
     def _note_error(self, error: KafkaError) -> None:
-        if error.code() in _NO_TOPIC:
-            self._missing = error
         # The client first reports why each broker cannot be reached, and then that all brokers are down.
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN:
+        if error.code() not in {KafkaError._ALL_BROKERS_DOWN, *_NO_TOPIC}:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:

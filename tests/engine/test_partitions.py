@@ -48,7 +48,7 @@ def test_a_task_reads_several_partitions_if_there_are_many(start: Start, monkeyp
         running.send("amounts", *((f"k{number % 2}", b'{"n":%d}' % number) for number in numbers), partition=partition)
     assert running.run() == 27
     totals = [sum(n for p in range(9) for n in range(p, p + 3) if n % 2 == key) for key in (0, 1)]
-    assert running.store("sums") == {"k0": totals[0], "k1": totals[1]}
+    assert running.store("sums") == {"k0": {"total": totals[0]}, "k1": {"total": totals[1]}}
     with running.ledger() as ledger:
         (audit,) = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     assert sorted((source.partition, source.read) for source in audit.sources) == [(number, 3) for number in range(9)]

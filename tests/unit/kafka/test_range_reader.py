@@ -77,6 +77,15 @@ def test_a_topic_is_read_to_the_end_that_it_has_at_the_start(cluster: Kafka) -> 
     assert read == [*range(4_000)]
 
 
+def test_a_partition_that_no_broker_knows_is_an_error(cluster: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_QUESTION_S", 0.1)
+    gone = (
+        r"Reading numbers, partition 9 from .*Unknown topic or partition\. The topic was deleted, or was created again"
+    )
+    with RangeReader(cluster) as reader, pytest.raises(EngineError, match=gone):
+        list(reader.read([Range("numbers", 9, 0, 1)]))
+
+
 def test_silence_is_an_error_that_names_the_partition_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "LONGEST_SILENCE_S", 0.3)
     address = f"127.0.0.1:{free_port()}"
