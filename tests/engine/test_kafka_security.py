@@ -182,7 +182,10 @@ def test_a_reader_needs_no_permission_for_groups(ports: Ports, folder: Path) -> 
     assert [record.value() for _, record in records_at(kafka, [("sales", 0, 0), ("sales", 0, 5)])] == [b"one"]
 
 
-def test_a_topic_that_may_not_be_read_is_an_error_with_what_to_do(ports: Ports, folder: Path) -> None:
+def test_a_topic_that_may_not_be_read_is_an_error_with_what_to_do(
+    ports: Ports, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_reader, "_QUESTION_S", 0.2)
     kafka = _by_password(ports.password, folder)
     with pytest.raises(EngineError, match=r"secret.*Topic authorization failed.*Allow Sluice's Kafka user to read"):
         list(read_ranges(kafka, [Range("secret", 0, 0, 1)]))
