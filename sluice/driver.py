@@ -5,7 +5,6 @@ spark-submit starts this program. `sluice run` starts `commands/driver_with_jvm.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sluice.errors import SluiceError
 from sluice.settings import Settings, settings
+from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import importing
 from sluice.values.replay_span import EVERYTHING, Span
 
@@ -56,15 +56,13 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
         return 2
     try:
         span = Span.parse(*(_option_value(prefix, points) for prefix in (FROM, UNTIL)))
-        with ThreadPoolExecutor(2) as background:
-            with importing():
-                from sluice.engine.session import context, jvm_errors, session, start_workers
+        with importing():
+            import_pandas_on_demand()
+            from sluice.engine import task_modules  # noqa: F401
+            from sluice.engine.session import context, jvm_errors, session, start_workers
+            from sluice.engine.worker_daemon import prepare
 
-                # PySpark would import this module, and pandas with it, at its first call of the JVM.
-                # Other imports run at that moment, so the import would take twice as long, and the
-                # JVM would wait for it.
-                importlib.import_module("pyspark.testing.utils")
-
+        with prepare(), ThreadPoolExecutor(2) as background:
             def start_session() -> SparkSession:
                 if jvm is not None:
                     jvm.connect()

@@ -32,6 +32,7 @@ from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
 from sluice.provision.machine_checks import LOOPBACK, find_spark
 from sluice.settings import Settings
+from sluice.support.startup import PREPARED_DAEMON
 
 _PACKAGE = Path(__file__).parent
 _DRIVER_WITH_JVM = _PACKAGE / "commands" / "driver_with_jvm.py"
@@ -285,6 +286,7 @@ def submission(
         if is_local(master):
             # Binds the driver's ports to this machine only.
             variables["SPARK_LOCAL_IP"] = LOOPBACK
+            variables[PREPARED_DAEMON] = str(folder / "daemon")
             yield submitted
         else:
             variables["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable

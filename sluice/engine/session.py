@@ -9,11 +9,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
+from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas import functions
+from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
@@ -96,6 +99,7 @@ def context(settings: Settings, name: str) -> SparkContext:
     # little if Java is missing, so `find_java` looks for Java first.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
+    _use_no_pandas()
     with _settings_errors():
         spark_conf = SparkConf().setAppName(name).setAll([*configuration(settings).items()])
         started = SparkContext.getOrCreate(spark_conf)
@@ -166,6 +170,18 @@ def session(settings: Settings, name: str) -> SparkSession:
 def configuration(settings: Settings) -> dict[str, Any]:
     """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
     return {**DEFAULTS, **settings.spark_conf}
+
+
+def _use_no_pandas() -> None:
+    """Keep PySpark from importing pandas, its tests and their libraries, which takes a quarter of a second.
+
+    PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its tests to find out
+    whether an argument of a JVM's method is a value of NumPy, which Sluice never passes.
+    """
+    functions.require_minimum_pandas_version = functions.require_minimum_pyarrow_version
+    of_numpy = (NumpyArrayConverter, NumpyScalarConverter)
+    converters = [each for each in protocol.INPUT_CONVERTER if not isinstance(each, of_numpy)]
+    protocol.INPUT_CONVERTER[:] = converters
 
 
 def _remember_classes(spark: SparkSession) -> None:

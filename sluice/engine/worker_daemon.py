@@ -1,39 +1,125 @@
-"""Spark's Python daemon. It imports the modules that tasks need before it forks workers.
+"""Spark's Python daemon. It imports the modules that tasks need before it forks the processes that run tasks.
 
-So every worker starts fast, and all workers share the memory of the modules.
+So these processes start fast, and share the memory of the modules.
+
+The driver on the same host imports the same modules. It has therefore forked a process that waits to be the daemon
+(`prepare`). This program then only gives that process everything that it has got from Spark, and waits for its end.
+On the other hosts of a cluster, this program is the daemon itself.
 """
 
+from __future__ import annotations
+
 import gc
+import json
+import os
+import select
+import socket
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import NoReturn
 
-from sluice.support.startup import importing
+from sluice.support.pandas_on_demand import import_pandas_on_demand
+from sluice.support.startup import PREPARED_DAEMON, importing
 
-# Workers collect garbage after every task. `importing` excludes the imported modules from these
-# collections. If they were scanned, a collection would take longer than a task: two small batches
-# of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
-with importing():
-    # pyarrow imports pandas when it first makes an array of a list, and Acero when it first groups
-    # a table. If the daemon did not import them, every worker would.
-    import pandas  # noqa: F401
-    import pyarrow.acero  # noqa: F401
-    import pyspark.worker  # noqa: F401
-    from pyspark.daemon import manager
-
-    # These two modules import all tasks: reading, the steps, the stages, and writing the shards.
-    import sluice.engine.publish.shard_writer
-    import sluice.engine.run.arrow_query  # noqa: F401
-    from sluice.support.memory import release_unused_memory
+_PART = 65_536
 
 
-def release_memory(phase: str, info: dict[str, int]) -> None:
-    """Return memory to the system after the garbage collection with which PySpark ends a task.
+def prepare() -> AbstractContextManager[object]:
+    """Fork a process that becomes Spark's daemon when Spark starts this program, if the environment names its socket.
 
-    A worker waits for its next task while other workers, or the driver, need memory for the same
-    batch.
+    The process ends after the block if Spark has not started this program before. Call this function in a process
+    without other threads.
     """
-    if phase == "stop" and info["generation"] == 2:
-        release_unused_memory()
+    path = os.environ.get(PREPARED_DAEMON)
+    if not path:
+        return nullcontext()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+    except OSError:
+        # The path may be too long for a socket. Spark's daemon then imports the modules itself.
+        listener.close()
+        return nullcontext()
+    listener.listen(1)
+    driver, daemon = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if not os.fork():
+        driver.close()
+        _wait(listener, daemon)
+    listener.close()
+    daemon.close()
+    return driver
 
 
-if __name__ == "__main__":
-    gc.callbacks.append(release_memory)
+def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
+    """Become the daemon of the first caller. End if the driver ends before that."""
+    status = 1
+    try:
+        ready, _, _ = select.select([listener, driver], [], [])
+        if listener in ready:
+            caller, _ = listener.accept()
+            listener.close()
+            _take_over(caller)
+            serve()
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    finally:
+        # The driver's own handlers must not run here.
+        os._exit(status)
+
+
+def _take_over(caller: socket.socket) -> None:
+    """Get standard input and output, the arguments and the environment from the process that Spark has started."""
+    message, descriptors, _, _ = socket.recv_fds(caller, _PART, 3)
+    while part := caller.recv(_PART):
+        message += part
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.argv, folder, variables = json.loads(message)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def hand_over() -> bool:
+    """Let a prepared daemon take this process's place, and wait for its end. Returns False if there is none."""
+    path = os.environ.get(PREPARED_DAEMON)
+    if not path:
+        return False
+    with socket.socket(socket.AF_UNIX) as prepared:
+        try:
+            prepared.connect(path)
+        except OSError:
+            # No daemon has been prepared, or it has been used already: Spark starts another
+            # daemon for another environment, and after a crash of the first daemon.
+            return False
+        folder = os.getcwd()  # noqa: PTH109  (importing pathlib would take as long as everything else here)
+        message = json.dumps([sys.argv, folder, {**os.environ}]).encode()
+        sent = socket.send_fds(prepared, [message[:_PART]], [0, 1, 2])
+        prepared.sendall(message[sent:])
+        prepared.shutdown(socket.SHUT_WR)
+        # The JVM closes the pipes of a process that has ended, so this process must not end first.
+        prepared.recv(1)
+    return True
+
+
+def serve() -> None:
+    """Fork a process for each of Spark's requests, until Spark closes standard input."""
+    # Workers collect garbage after every task. `importing` excludes the imported modules from these
+    # collections. If they were scanned, a collection would take longer than a task: two small batches
+    # of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
+    with importing():
+        import_pandas_on_demand()
+        from pyspark.daemon import manager
+
+        import sluice.engine.task_modules  # noqa: F401
+        from sluice.support.memory import release_memory_after_task
+
+    gc.callbacks.append(release_memory_after_task)
     manager()
+
+
+if __name__ == "__main__" and not hand_over():
+    serve()

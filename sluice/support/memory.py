@@ -14,3 +14,13 @@ def release_unused_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def release_memory_after_task(phase: str, info: dict[str, int]) -> None:
+    """Return memory to the system after the garbage collection with which PySpark ends a task.
+
+    A worker waits for its next task while other workers, or the driver, need memory for the same
+    batch.
+    """
+    if phase == "stop" and info["generation"] == 2:
+        release_unused_memory()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from sluice.support.startup import importing
 
 with importing():
-    import sluice.engine.worker_daemon
+    import sluice.engine.task_modules
 
     # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, so that the
     # processes that it forks need not import them again.

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 import sluice
-from sluice import GlobalTable, GroupedStream, GroupedTable, Pipeline, Processed, Stream, Table, WindowedStream, errors
+from sluice import (
+    GlobalTable,
+    GroupedStream,
+    GroupedTable,
+    Pipeline,
+    Processed,
+    Stream,
+    Table,
+    WindowedStream,
+    errors,
+    public_names,
+)
 
 HANDLES = (Pipeline, Stream, Table, GlobalTable, GroupedStream, GroupedTable, WindowedStream, Processed)
 AUTHORS_ERRORS = (errors.SluiceError, errors.TopologyError, errors.EngineError, errors.QueryError, errors.StateError)
@@ -31,7 +42,7 @@ def test_types_in_signatures_are_exported(handle: type) -> None:
     names = set()
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if not name.startswith("_") and name not in ("add", "claim"):
-            for annotation in typing.get_type_hints(method, localns=vars(sluice)).values():
+            for annotation in typing.get_type_hints(method, localns=vars(public_names)).values():
                 names |= {kind.__name__ for kind in classes(annotation) if kind.__module__.startswith("sluice.")}
     assert names <= set(sluice.__all__)
 

@@ -14,9 +14,10 @@ from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.row_schemas import RETURNED_ROW
 from sluice.engine.batch.side_outputs import Collected, SideOutputs
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter
-from sluice.engine.worker_daemon import release_memory
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
+from sluice.support.memory import release_memory_after_task
+from sluice.support.pandas_on_demand import import_pandas_on_demand
 
 
 def resident_mb() -> float:
@@ -24,6 +25,7 @@ def resident_mb() -> float:
 
 
 def test_a_worker_returns_the_memory_of_a_task_after_the_task() -> None:
+    import_pandas_on_demand()
     before = resident_mb()
     numbers = pa.array(range(1_000))
     columns = [pc.add(numbers, number) for number in range(10_000)]
@@ -32,7 +34,7 @@ def test_a_worker_returns_the_memory_of_a_task_after_the_task() -> None:
     last = columns[-1], texts[-1]
     assert resident_mb() > before + 150
     del columns, texts
-    release_memory("stop", {"generation": 2})
+    release_memory_after_task("stop", {"generation": 2})
     assert resident_mb() < before + 40
     assert last
 

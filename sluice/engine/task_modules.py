@@ -1,0 +1,10 @@
+"""Imports everything that tasks need, so that processes forked from this one need not import it."""
+
+# pyarrow imports Acero when it first groups a table.
+import pyarrow.acero  # noqa: F401
+import pyspark.daemon
+import pyspark.worker  # noqa: F401
+
+# These two modules import all tasks: reading, the steps, the stages, and writing the shards.
+import sluice.engine.publish.shard_writer
+import sluice.engine.run.arrow_query  # noqa: F401

@@ -1,0 +1,89 @@
+"""Spark's Python daemon is a process that the driver has forked, or imports the tasks' modules itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from sluice.support.startup import PREPARED_DAEMON
+
+DRIVER = """
+import sys
+from sluice.engine.worker_daemon import prepare
+with prepare():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def program(*arguments: str, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Python program until the block ends, at which its standard input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | {"PYTHON_WORKER_FACTORY_SECRET": "secret", **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        with process:
+            yield process
+    finally:
+        process.kill()
+
+
+def output(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def integer(file: IO[bytes]) -> int:
+    (number,) = struct.unpack(">i", file.read(4))
+    return int(number)
+
+
+def worker(daemon: subprocess.Popen[bytes]) -> psutil.Process:
+    """A new worker of the daemon whose port is the next part of the process's output."""
+    with socket.create_connection(("127.0.0.1", integer(output(daemon))), timeout=60) as connection:
+        return psutil.Process(integer(connection.makefile("rb")))
+
+
+def test_the_process_that_the_driver_has_prepared_is_the_daemon(tmp_path: Path) -> None:
+    variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
+    daemon = ("-m", "sluice.engine.worker_daemon", "pyspark.worker")
+    with program("-c", DRIVER, variables=variables) as driver:
+        assert output(driver).readline() == b"ready\n"
+        (prepared,) = psutil.Process(driver.pid).children()
+        with program(*daemon, variables=variables) as first:
+            assert worker(first).ppid() == prepared.pid
+            # After a crash, or for another environment, Spark starts another daemon.
+            with program(*daemon, variables=variables) as second:
+                assert worker(second).ppid() == second.pid
+
+
+def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
+    with program("-c", DRIVER, variables={PREPARED_DAEMON: str(tmp_path / "daemon")}) as driver:
+        assert output(driver).readline() == b"ready\n"
+        (prepared,) = psutil.Process(driver.pid).children()
+        driver.kill()
+        prepared.wait(30)
+
+
+@pytest.mark.parametrize("folder", ["missing", "long/" * 50])
+def test_a_daemon_that_was_not_prepared_imports_the_modules_itself(tmp_path: Path, folder: str) -> None:
+    variables = {PREPARED_DAEMON: str(tmp_path / folder / "daemon")}
+    with program("-c", DRIVER, variables=variables) as driver:
+        assert output(driver).readline() == b"ready\n"
+        assert psutil.Process(driver.pid).children() == []
+        with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=variables) as daemon:
+            assert worker(daemon).ppid() == daemon.pid
