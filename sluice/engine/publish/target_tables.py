@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -10,9 +11,11 @@ from sluice.errors import SettingsError
 from sluice.plan import Job, Sink
 from sluice.settings import Settings
 from sluice.sinks.delta_sink import DeltaSink, DeltaTarget
-from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget, checked_url
 from sluice.sinks.target import Column, TableSink
 from sluice.values.sink_tables import DeltaTable, PostgresTable, connection_variable
+
+if TYPE_CHECKING:
+    from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget
 
 
 def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
@@ -27,6 +30,11 @@ def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[st
 
 def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
     """Connection → the writer of the job's tables in its database. Raises SettingsError if a connection has no URL."""
+    if not job.connections:
+        return {}
+    # Imported only here, because the import takes 45 ms, and most pipelines write no such tables.
+    from sluice.sinks.postgres_sink import PostgresTables, checked_url
+
     databases = {}
     for connection in job.connections:
         variable = connection_variable(connection)
@@ -55,6 +63,8 @@ def declared_columns(sink: Sink) -> Sequence[Column]:
 
 def postgres_target(sink: Sink) -> PostgresTarget:
     """The table of a database that a sink writes."""
+    from sluice.sinks.postgres_sink import PostgresTarget
+
     assert isinstance(sink.table, PostgresTable)
     return PostgresTarget(sink.topic, sink.at, sink.table, sink.is_windowed, sink.columns)
 

@@ -7,13 +7,13 @@ transaction that publishes the batch, so a batch that is repeated after a crash 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects.postgresql import insert as insert_in_postgres
-from sqlalchemy.dialects.sqlite import insert as insert_in_sqlite
 
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit
@@ -97,7 +97,7 @@ class Measurements(LedgerPart):
     def replace(self, pipeline: str, measurements: Iterable[Measurement]) -> None:
         """Store measurements. They replace the pipeline's measurements with the same names and labels."""
         with database_errors("Writing measurements"), transaction(self._engine) as connection:
-            _write(connection, pipeline, measurements, _REPLACING)
+            _write(connection, pipeline, measurements, is_adding=False)
 
 
 def add_measurements(
@@ -106,14 +106,15 @@ def add_measurements(
     measurements: Iterable[Measurement],
 ) -> None:
     """Add measurements to a pipeline's totals, within a transaction."""
-    _write(connection, pipeline, measurements, _ADDING)
+    _write(connection, pipeline, measurements, is_adding=True)
 
 
 def _write(
     connection: Connection,
     pipeline: str,
     measurements: Iterable[Measurement],
-    statements: Mapping[str, Any],
+    *,
+    is_adding: bool,
 ) -> None:
     values: Counter[tuple[str, str]] = Counter()
     for name, value, labels in measurements:
@@ -126,16 +127,14 @@ def _write(
         for (name, labels), value in sorted(values.items())
     ]
     if rows:
-        connection.execute(statements[connection.dialect.name], rows)
+        connection.execute(_upsert(connection.dialect.name, is_adding=is_adding), rows)
 
 
-def _upsert(insert: Callable[..., Any], *, is_adding: bool) -> Any:
+@cache
+def _upsert(dialect: str, *, is_adding: bool) -> Any:
+    # Importing both dialects would take 25 ms, and a process needs only that of its ledger.
+    insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     statement = insert(MEASUREMENTS)
     new = statement.excluded.value
     value = MEASUREMENTS.c.value + new if is_adding else new
     return statement.on_conflict_do_update(index_elements=[*MEASUREMENTS.primary_key], set_={"value": value})
-
-
-_INSERTS: dict[str, Callable[..., Any]] = {"sqlite": insert_in_sqlite, "postgresql": insert_in_postgres}
-_ADDING = {dialect: _upsert(insert, is_adding=True) for dialect, insert in _INSERTS.items()}
-_REPLACING = {dialect: _upsert(insert, is_adding=False) for dialect, insert in _INSERTS.items()}
