@@ -69,13 +69,14 @@ _WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization v
 def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
     tree = tree_of(text)
+    kinds = _Kinds(tree, types)
     where = f"{where}: {text!r}"
     for node in tree.walk():
         if isinstance(node, exp.Func):
             _require_repeatable(node, where)
             _require_of_record(node, where)
         # A batch is computed again after a crash, so its results must not depend on the clock.
-        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, types):
+        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, kinds):
             raise TopologyError(
                 f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
                 next_step=_BATCH_TIME,
@@ -85,13 +86,13 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         elif isinstance(node, exp.Column):
             _require_fields(node, types, where)
         elif isinstance(node, _OF_TEXT) or _is_short_cast_to_text(node, text):
-            _require_text(node, types, where)
+            _require_text(node, kinds, where)
         elif isinstance(node, exp.Distinct) and not _counts_one_field(node):
             raise TopologyError(
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
-        _require_arguments(node, types, where)
+        _require_arguments(node, kinds, where)
     _require_backticks(text, types, where)
     _require_fields_once(tree, where)
     for mistake in _misplaced(tree):
@@ -101,7 +102,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             f"{where} uses the current time in an aggregate.",
             next_step='Make it a field of the record first, for example with select(at="current_timestamp()").',
         )
-    kind = _kind(tree, types)
+    kind = _kind(tree, kinds)
     if need == "condition" and kind not in ("", "BOOLEAN"):
         raise TopologyError(f"{where} is {kind}, not a condition.", next_step="Write a comparison.")
     if need == "array" and kind and not kind.startswith("ARRAY"):
@@ -110,7 +111,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             next_step="Make an array, for example with split(text, ' ').",
         )
     if need in ("key", "key or null") and JSON_FIELD in kind:
-        columns = [text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in _kind(node, types)]
+        columns = [text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)]
         raise TopologyError(
             f"{where} has JSON that is not looked into, which is no key.",
             next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
@@ -188,7 +189,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
         raise TopologyError(f"{where}: count needs an argument.", next_step="Write count(*).")
 
 
-def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
+def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
     """Whether Spark converts a text to a time, as far as the types are known."""
     parent = node.parent
     match parent:
@@ -200,7 +201,7 @@ def _is_time(node: exp.Literal, types: Mapping[str, str]) -> bool:
             return parent.name.lower() in UNTRANSLATED
         # A comparison with a time converts the text on its other side.
         case exp.Predicate():
-            sides = [_kind(side, types) for side in parent.iter_expressions()]
+            sides = [kinds.of(side) for side in parent.iter_expressions()]
             return any(side.startswith(("TIMESTAMP", "DATE")) for side in sides)
     return False
 
@@ -229,15 +230,15 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
         )
 
 
-def _require_arguments(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+def _require_arguments(node: exp.Expr, kinds: _Kinds, where: str) -> None:
     """Raise TopologyError if Spark would refuse an argument, according to the table of arguments."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
-    kinds = [type_expression(argument, types).type for argument in arguments_of(node)]
-    if (wrong := misfit(node, kinds)) is not None:
-        kind = type_expression(wrong.argument, types).type
+    of_arguments = [kinds.of(argument) for argument in arguments_of(node)]
+    if (wrong := misfit(node, of_arguments)) is not None:
         raise TopologyError(
-            f"{where}: {shown(node)} needs {wrong.needed}, but {text_of(wrong.argument)} is {kind}.",
+            f"{where}: {shown(node)} needs {wrong.needed}, but {text_of(wrong.argument)} is "
+            f"{kinds.of(wrong.argument)}.",
             next_step=wrong.advice,
         )
 
@@ -260,14 +261,14 @@ def _counts_one_field(node: exp.Distinct) -> bool:
     return isinstance(node.parent, exp.Count) and len(node.expressions) == 1
 
 
-def _require_text(node: exp.Expr, types: Mapping[str, str], where: str) -> None:
+def _require_text(node: exp.Expr, kinds: _Kinds, where: str) -> None:
     """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
-    kinds = {part: _kind(part, types) for part in parts}
+    of_parts = {part: kinds.of(part) for part in parts}
     # If all parts of a concatenation are bytes, its result is bytes too, so nothing is used as text.
-    if isinstance(node, exp.Concat) and set(kinds.values()) == {"BINARY"}:
+    if isinstance(node, exp.Concat) and set(of_parts.values()) == {"BINARY"}:
         return
-    for part, kind in kinds.items():
+    for part, kind in of_parts.items():
         if kind == "BINARY":
             name = text_of(part)
             raise TopologyError(
@@ -300,9 +301,30 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
         node = parent
 
 
-def _kind(node: exp.Expr, types: Mapping[str, str]) -> str:
+class _Kinds:
+    """The types of an expression's parts. They are found together, because each follows from those of smaller parts."""
+
+    def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:
+        self._types = types
+        # The tree is kept in a cache, so the ids of its nodes stay the same.
+        self._of_parts: dict[int, str] = {}
+        parts = [type_expression(tree, types)]
+        for part in parts:
+            # Several expressions may stand for one node, such as the two comparisons of BETWEEN.
+            # The expression that has the node's own type comes before its parts.
+            self._of_parts.setdefault(id(part.node), part.type)
+            parts.extend(part.parts)
+
+    def of(self, node: exp.Expr) -> str:
+        """The type of a part; an empty text if it is unknown."""
+        kind = self._of_parts.get(id(node))
+        # Some parts are no arguments of an expression that has a type, such as the parts of a query.
+        return type_expression(node, self._types).type if kind is None else kind
+
+
+def _kind(node: exp.Expr, kinds: _Kinds) -> str:
     """The type of an expression's result; an empty text if the type is not certain."""
-    kind = type_expression(node, types).type
+    kind = kinds.of(node)
     if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
         return "NULL"
     return kind or ("a number or a time" if isinstance(node.unnest(), _NUMBERS) else "")
