@@ -161,7 +161,10 @@ def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[s
 def _program(process: psutil.Process) -> str:
     if process.name() == "java":
         return JVM
-    return WORKERS if any("worker_daemon" in argument for argument in process.cmdline()) else DRIVER
+    command, parent = process.cmdline(), process.parent()
+    # The driver forks the daemon that forks the workers, so they have the driver's command line.
+    is_forked = parent is not None and parent.cmdline() == command
+    return WORKERS if is_forked or any("worker_daemon" in argument for argument in command) else DRIVER
 
 
 @contextmanager

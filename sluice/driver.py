@@ -63,6 +63,7 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
             from sluice.engine.worker_daemon import prepare
 
         with prepare(), ThreadPoolExecutor(2) as background:
+
             def start_session() -> SparkSession:
                 if jvm is not None:
                     jvm.connect()

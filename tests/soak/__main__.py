@@ -203,10 +203,13 @@ class Soak:
             try:
                 command = " ".join(process.cmdline())
                 if "sluice" in command and process.environ().get("SLUICE_HOME") == str(self.platform.home):
-                    if "sluice/driver.py" in command:
-                        found["JVM" if process.name() == "java" else "driver"].append(process)
-                    elif "sluice.engine.worker_daemon" in command:
+                    parent = process.parent()
+                    # The driver has forked the daemon that forks the workers, so they have its command line.
+                    is_forked = parent is not None and parent.cmdline() == process.cmdline()
+                    if "sluice.engine.worker_daemon" in command or is_forked:
                         found["Python workers"].append(process)
+                    elif "sluice/driver.py" in command:
+                        found["JVM" if process.name() == "java" else "driver"].append(process)
             except psutil.Error:
                 pass  # the process has ended, or belongs to another user
         return found
