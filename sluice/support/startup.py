@@ -31,9 +31,11 @@ def importing() -> Iterator[None]:
     third of a second when the program ends.
     """
     atexit.register(gc.freeze)
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
