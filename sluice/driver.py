@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -59,26 +59,19 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401
-            from sluice.engine.session import context, jvm_errors, session, start_workers
+            from sluice.engine.session import jvm_errors, session
             from sluice.engine.worker_daemon import prepare
 
-        with prepare(), ThreadPoolExecutor(2) as background:
+        with prepare(), ThreadPoolExecutor(1) as background:
 
             def start_session() -> SparkSession:
                 if jvm is not None:
                     jvm.connect()
                 return session(settings(), f"sluice {names[0]}")
 
-            def warm_up() -> None:
-                if jvm is not None:
-                    jvm.connect()
-                start_workers(context(settings(), f"sluice {names[0]}"))
-
-            # Starting the session and the first Python worker takes seconds.
-            # Meanwhile, this thread imports and plans.
+            # Starting the session takes seconds. Meanwhile, this thread imports and plans.
             spark = background.submit(start_session)
-            warm = background.submit(warm_up)
-            with jvm_errors(), stopped(spark, warm):
+            with jvm_errors(), stopped(spark):
                 if actions == [EXPLAIN]:
                     explain_tasks(settings(), spark, names[0])
                 elif CHANGED_ONLY in options:
@@ -102,13 +95,11 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
 
 @contextmanager
-def stopped(spark: Future[SparkSession], warm: Future[None]) -> Iterator[None]:
+def stopped(spark: Future[SparkSession]) -> Iterator[None]:
     """Stop the session after the block."""
     try:
         yield
     finally:
-        # Spark logs an error if it is stopped while its Python workers start.
-        wait([warm])
         spark.result().stop()
 
 

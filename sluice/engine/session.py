@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -21,15 +21,11 @@ from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
-from sluice.spark_submit import is_local
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.engine.worker_daemon",
-    # Spark SQL sets this variable for the workers of queries. The workers that `start_workers`
-    # starts must have the same environment, or else the queries would start another daemon.
-    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     # If a function crashes Python, Spark's error contains the function's traceback.
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
@@ -88,25 +84,6 @@ def wait_for_session(spark: Starting) -> SparkSession:
     return spark.result() if isinstance(spark, Future) else spark
 
 
-def context(settings: Settings, name: str) -> SparkContext:
-    """Start Spark, once per process. Python workers can start from then on, before there is a session.
-
-    Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
-    """
-    # Python workers must use this interpreter, not the first `python3` on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
-    # little if Java is missing, so `find_java` looks for Java first.
-    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        find_java()
-    _use_no_pandas()
-    with _settings_errors():
-        spark_conf = SparkConf().setAppName(name).setAll([*configuration(settings).items()])
-        started = SparkContext.getOrCreate(spark_conf)
-    let_updates_end(started)
-    return started
-
-
 class _Updates(UpdateRequestHandler):
     """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
 
@@ -150,13 +127,23 @@ def jvm_errors() -> Iterator[None]:
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`."""
-    context(settings, name)
+    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`.
+
+    Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
+    """
+    # Python workers must use this interpreter, not the first `python3` on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
+    # little if Java is missing, so `find_java` looks for Java first.
+    if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        find_java()
+    _use_no_pandas()
     builder = SparkSession.builder.appName(name)
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
+        let_updates_end(spark.sparkContext)
         # Spark checks a setting's value only when it is set, not when a session is built with it.
         # So each setting is set again.
         for key in filter(spark.conf.isModifiable, settings.spark_conf):
@@ -178,7 +165,7 @@ def _use_no_pandas() -> None:
     PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its tests to find out
     whether an argument of a JVM's method is a value of NumPy, which Sluice never passes.
     """
-    functions.require_minimum_pandas_version = functions.require_minimum_pyarrow_version
+    vars(functions)["require_minimum_pandas_version"] = lambda: None
     of_numpy = (NumpyArrayConverter, NumpyScalarConverter)
     converters = [each for each in protocol.INPUT_CONVERTER if not isinstance(each, of_numpy)]
     protocol.INPUT_CONVERTER[:] = converters
@@ -216,8 +203,3 @@ def close_idle_callbacks(spark: SparkSession) -> None:
     gateway: Any = spark.sparkContext._gateway
     gateway.java_gateway_server.getCallbackClient().periodicCleanup()
 
-
-def start_workers(spark: SparkContext) -> None:
-    """Start the Python workers of a local Spark early, because the first worker takes seconds to start."""
-    if is_local(spark.master or ""):
-        spark.parallelize([0], 1).count()

@@ -1,4 +1,4 @@
-"""How Spark and its Python workers start: with one daemon, and from the compiled PySpark."""
+"""How Spark and its Python workers start."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ PACKAGE = Path(pyspark.__file__).parent
 ARCHIVE = PACKAGE / "python" / "lib" / "pyspark.zip"
 
 
-def _parent(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        yield pa.record_batch({"pid": [os.getppid()]})
-
-
 def _imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         yield pa.record_batch({"file": [sys.modules["pyspark.worker"].__file__]})
@@ -34,12 +29,6 @@ def _imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def test_workers_of_tests_import_the_pyspark_that_is_compiled(spark: SparkSession) -> None:
     ((file,),) = spark.range(0, 1, 1, 1).mapInArrow(_imported, "file STRING").collect()
     assert file == str(PACKAGE / "worker.py")
-
-
-def test_queries_use_the_workers_that_a_run_starts_before_there_is_a_session(spark: SparkSession) -> None:
-    (of_context,) = spark.sparkContext.parallelize([0], 1).map(lambda _: os.getppid()).collect()
-    ((of_query,),) = spark.range(0, 1, 1, 1).mapInArrow(_parent, "pid BIGINT").collect()
-    assert of_query == of_context, "both workers were forked by the same daemon"
 
 
 @pytest.mark.usefixtures("spark")
