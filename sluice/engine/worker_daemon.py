@@ -15,7 +15,9 @@ import os
 import select
 import socket
 import sys
-from contextlib import AbstractContextManager, nullcontext
+import traceback
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from sluice.support.pandas_on_demand import import_pandas_on_demand
@@ -45,16 +47,28 @@ def prepare() -> AbstractContextManager[object]:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if not os.fork():
-        driver.close()
+        _close_all_except(0, 1, 2, listener.fileno(), daemon.fileno())
         _wait(listener, daemon)
     listener.close()
     daemon.close()
     return driver
 
 
+def _close_all_except(*kept: int) -> None:
+    """Close the files that this process has got from the driver.
+
+    One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any more, but it must also
+    end if the driver is killed.
+    """
+    for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+        if descriptor not in kept:
+            # The descriptor of the folder itself is closed already.
+            with suppress(OSError):
+                os.close(descriptor)
+
+
 def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
     """Become the daemon of the first caller. End if the driver ends before that."""
-    status = 1
     try:
         ready, _, _ = select.select([listener, driver], [], [])
         if listener in ready:
@@ -62,11 +76,14 @@ def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
             listener.close()
             _take_over(caller)
             serve()
-    except SystemExit as ended:
-        status = int(ended.code or 0)
+    except (SystemExit, KeyboardInterrupt):
+        # Spark's daemon ends with SystemExit, and a terminal interrupts all processes of a command.
+        pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         # The driver's own handlers must not run here.
-        os._exit(status)
+        os._exit(1)
 
 
 def _take_over(caller: socket.socket) -> None:
@@ -95,8 +112,7 @@ def hand_over() -> bool:
             # No daemon has been prepared, or it has been used already: Spark starts another
             # daemon for another environment, and after a crash of the first daemon.
             return False
-        folder = os.getcwd()  # noqa: PTH109  (importing pathlib would take as long as everything else here)
-        message = json.dumps([sys.argv, folder, {**os.environ}]).encode()
+        message = json.dumps([sys.argv, str(Path.cwd()), {**os.environ}]).encode()
         sent = socket.send_fds(prepared, [message[:_PART]], [0, 1, 2])
         prepared.sendall(message[sent:])
         prepared.shutdown(socket.SHUT_WR)

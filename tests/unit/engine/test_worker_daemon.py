@@ -18,12 +18,14 @@ import pytest
 from sluice.support.startup import PREPARED_DAEMON
 
 DRIVER = """
-import sys
+import subprocess, sys
+jvm = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 from sluice.engine.worker_daemon import prepare
 with prepare():
-    print("ready", flush=True)
+    print(jvm.pid, flush=True)
     sys.stdin.read()
 """
+"""Starts a process that ends when its standard input ends, as a JVM does, and prints its id."""
 
 
 @contextmanager
@@ -58,23 +60,33 @@ def worker(daemon: subprocess.Popen[bytes]) -> psutil.Process:
         return psutil.Process(integer(connection.makefile("rb")))
 
 
+def forked_by(driver: subprocess.Popen[bytes]) -> psutil.Process:
+    """The process that the driver has prepared."""
+    children = psutil.Process(driver.pid).children()
+    (prepared,) = (child for child in children if child.name() != "cat")
+    return prepared
+
+
 def test_the_process_that_the_driver_has_prepared_is_the_daemon(tmp_path: Path) -> None:
     variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
     daemon = ("-m", "sluice.engine.worker_daemon", "pyspark.worker")
     with program("-c", DRIVER, variables=variables) as driver:
-        assert output(driver).readline() == b"ready\n"
-        (prepared,) = psutil.Process(driver.pid).children()
+        jvm = psutil.Process(int(output(driver).readline()))
+        prepared = forked_by(driver)
         with program(*daemon, variables=variables) as first:
             assert worker(first).ppid() == prepared.pid
             # After a crash, or for another environment, Spark starts another daemon.
             with program(*daemon, variables=variables) as second:
                 assert worker(second).ppid() == second.pid
+            driver.kill()
+            jvm.wait(30)
+            assert prepared.is_running()
 
 
 def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
     with program("-c", DRIVER, variables={PREPARED_DAEMON: str(tmp_path / "daemon")}) as driver:
-        assert output(driver).readline() == b"ready\n"
-        (prepared,) = psutil.Process(driver.pid).children()
+        output(driver).readline()
+        prepared = forked_by(driver)
         driver.kill()
         prepared.wait(30)
 
@@ -83,7 +95,7 @@ def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
 def test_a_daemon_that_was_not_prepared_imports_the_modules_itself(tmp_path: Path, folder: str) -> None:
     variables = {PREPARED_DAEMON: str(tmp_path / folder / "daemon")}
     with program("-c", DRIVER, variables=variables) as driver:
-        assert output(driver).readline() == b"ready\n"
-        assert psutil.Process(driver.pid).children() == []
+        jvm = int(output(driver).readline())
+        assert [child.pid for child in psutil.Process(driver.pid).children()] == [jvm]
         with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=variables) as daemon:
             assert worker(daemon).ppid() == daemon.pid
