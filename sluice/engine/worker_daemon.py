@@ -103,7 +103,8 @@ def _take_over(caller: socket.socket) -> None:
 def hand_over() -> bool:
     """Let a prepared daemon take this process's place, and wait for its end. Returns False if there is none."""
     path = os.environ.get(PREPARED_DAEMON)
-    if not path:
+    # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
+    if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:
         return False
     with socket.socket(socket.AF_UNIX) as prepared:
         try:

@@ -33,7 +33,8 @@ def program(*arguments: str, variables: dict[str, str]) -> Iterator[subprocess.P
     """Run a Python program until the block ends, at which its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
-        env=os.environ | {"PYTHON_WORKER_FACTORY_SECRET": "secret", **variables},
+        env=os.environ
+        | {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHON_WORKER_FACTORY_SECRET": "secret", **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -81,6 +82,15 @@ def test_the_process_that_the_driver_has_prepared_is_the_daemon(tmp_path: Path) 
             driver.kill()
             jvm.wait(30)
             assert prepared.is_running()
+
+
+def test_a_task_of_another_python_than_the_drivers_does_not_use_the_prepared_process(tmp_path: Path) -> None:
+    variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
+    with program("-c", DRIVER, variables=variables) as driver:
+        output(driver).readline()
+        other = {**variables, "PYSPARK_DRIVER_PYTHON": "/usr/bin/python-of-the-driver"}
+        with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=other) as daemon:
+            assert worker(daemon).ppid() == daemon.pid
 
 
 def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
