@@ -202,4 +202,3 @@ def close_idle_callbacks(spark: SparkSession) -> None:
     """
     gateway: Any = spark.sparkContext._gateway
     gateway.java_gateway_server.getCallbackClient().periodicCleanup()
-
