@@ -306,7 +306,10 @@ class Episode(Running):
         for node in topology.nodes if self.is_history_known else ():
             # Rows of windows are deleted some time after the window's end.
             if node["op"] in STORED and "window" not in node:
-                rows = {key: row.value for key, row in model.nodes[node["id"]].rows.items()}
+                rows = {
+                    (key.key, key.start) if isinstance(key, Windowed) else key: row.value
+                    for key, row in model.nodes[node["id"]].rows.items()
+                }
                 stored = self.store(f"{prefix}_{node['id']}")
                 if stored != rows:
                     yield f"store of {node['op']} {node['id']}: {stored} instead of {rows}"
