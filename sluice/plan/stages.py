@@ -209,13 +209,15 @@ class StagePlanner:
         )
 
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
-        """The topics that advance a processor's stream time, and whether the processor's rows advance it, too.
+        """The topics that advance the stream time of a processor's timers, and whether its rows advance it, too.
 
         In Kafka Streams, a processor has the stream time of its task, which advances with every record that the task
         reads, even if the record does not reach the processor. Records of another task come through a repartition
         topic. Sluice has no such topic, so only those records advance stream time that reach the processor.
         """
-        if not isinstance(node, nodes.Process):
+        # Every worker gets a report of all records that advance stream time, so without timers, the
+        # processor's rows have to do.
+        if not isinstance(node, nodes.Process) or not hasattr(node.processor, "on_timer"):
             return (), True
         topics: dict[str, None] = {}
         comes_from_another_task = False
