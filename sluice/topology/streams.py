@@ -1184,8 +1184,9 @@ class Stream(Handle[V]):
         type and a time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values
         that the processor forwards. `outputs` maps the names of further outputs to the types of their values. `tables`
         maps names to tables of the pipeline, whose rows the processor can read by any key; every worker gets a copy of
-        these tables. By default, each record key has its own entries in the stores and its own timers. With `by`, an
-        SQL expression or a list of fields, each value of `by` has them instead.
+        these tables. By default, each record key has its own entries in the stores and its own timers. After a windowed
+        table, a key is a `Windowed`, and each key and window has its own entries and timers. With `by`, an SQL
+        expression or a list of fields, each value of `by` has them instead.
 
         Each store can be queried by this key (the record key or the value of `by`), and the result is an object with
         all entries of the key. With `queryable=False`, the stores cannot be queried.
@@ -1240,10 +1241,10 @@ class Stream(Handle[V]):
         queryable: bool = True,
         on_error: OnError | None = None,
     ) -> Processed[Any]:
-        """Run a `sluice.ValueProcessor`, whose results keep their record's key. All parameters are as in `process`.
+        """Run a `sluice.ValueProcessor`, whose results keep their record's key and its window.
 
-        The processor calls `context.forward(value)`. With `by`, it cannot set timers, because the results of a timer
-        would have no record whose key they could keep.
+        All parameters are as in `process`. The processor calls `context.forward(value)`. With `by`, it cannot set
+        timers, because the results of a timer would have no record whose key they could keep.
         """
         if by is not None and hasattr(processor, "on_timer"):
             raise TopologyError(
