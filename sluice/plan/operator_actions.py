@@ -299,8 +299,7 @@ def claims_old_values(table: nodes.Node) -> bool:
         case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Apply() | nodes.Suppress():
             return claims_old_values(table.parent)
         case nodes.Join(left=left, right=right, kind="table-table"):
-            depend_on_one_topic = bool({*nodes.sources_of(left)} & {*nodes.sources_of(right)})
-            return depend_on_one_topic or claims_old_values(left) or claims_old_values(right)
+            return nodes.is_of_one_topic(table) or claims_old_values(left) or claims_old_values(right)
         case _:
             return False
 

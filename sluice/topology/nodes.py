@@ -540,6 +540,28 @@ def subtracts(aggregate: Aggregate) -> bool:
     return is_table(aggregate.parent) and not only_adds(aggregate.parent)
 
 
+def sends_other_old_rows(table: Node) -> bool:
+    """Whether a table may send, as the old value of a change, a row that it has never sent as a new value.
+
+    A suppress step with a time limit sends only some rows of its input, with their old values. If both sides of a join
+    depend on one topic, a change of the topic changes first one side and then the other.
+    """
+    match table:
+        case Suppress(until="time_limit"):
+            return True
+        case Join(left=left, right=right, kind="table-table"):
+            return is_of_one_topic(table) or sends_other_old_rows(left) or sends_other_old_rows(right)
+        case Filter() | Select() | MapValues() | Apply() | Suppress():
+            return is_table(table) and sends_other_old_rows(table.parent)
+        case _:
+            return False
+
+
+def is_of_one_topic(join: Join) -> bool:
+    """Whether both sides of a join depend on the same topic."""
+    return bool({*sources_of(join.left)} & {*sources_of(join.right)})
+
+
 def computes_rows(node: Node) -> bool:
     """Whether each row of a node's table is computed from one row of its input, without a state."""
     return isinstance(node, Filter | Select | MapValues | Apply) and is_table(node)

@@ -300,7 +300,7 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
     if _change_one_by_one(left, right):
         raise Unfit("Kafka Streams would join a row with a row that has not been computed yet")
     if "fk" in about and not left.subtracts:
-        raise Unfit("Kafka Streams would look for a row under the foreign key of an old row that was never sent")
+        raise Unfit("Kafka Streams would look for a row under a foreign key that the row has never had")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])

@@ -503,6 +503,24 @@ def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_pa
     assert [_numbers(record.value) for record in driver.read("joined")] == ["2+2", "2+2", "2+2", None]
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_foreign_key_join_behind_a_time_limit_forgets_the_row_that_was_sent_before(drive: Drive, cut: bool) -> None:
+    """The row under `y` is never sent, but its change to `z` has it as its old value."""
+    pipeline = Pipeline("held", workers=2)
+    visits, places = pipeline.table("visits", value=Visit), pipeline.table("places", value=Visit)
+    visits.suppress_until_time_limit("4 ms").left_join(places, on="g").to("joined")
+    driver = drive(pipeline)
+    for topic, key, g, n, time in (
+        ("visits", "a", "x", 1, 0), ("visits", "b", "x", 7, 10), ("visits", "a", "y", 2, 20),
+        ("visits", "a", "z", 3, 24), ("places", "x", None, 9, 30), ("places", "z", None, 8, 31),
+    ):  # fmt: skip
+        driver.pipe(topic, {"g": g, "n": n}, key, timestamp=time)
+        if cut:
+            driver.commit()
+    results = [_numbers(record.value) for record in driver.read("joined") if record.key == "a"]
+    assert results == ["1+-", "3+-", "3+8"]
+
+
 class Trip(Struct):
     start: str | None
     end: str | None
