@@ -44,7 +44,9 @@ _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
 """How long a call waits until it has read as many records as it asks for."""
-_AT_ONCE = 20_000
+_AT_ONCE, _BYTES_AT_ONCE = 20_000, 16_777_216
+"""About how many records and bytes a call asks for. For a moment, a task needs several times this memory."""
+_SIZES_READ = 100
 # A consumer that chooses its partitions itself needs no group, but the client asks for the group's coordinator.
 _GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}
 _OUT_OF_RANGE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
@@ -133,13 +135,13 @@ class RangeReader:
         for partition, part in self._ranges.items():
             self._reach(partition, part.begin)
         self._note_answer()
-        is_assigned = False
+        is_assigned, at_once = False, _AT_ONCE
         while self.unread:
             if not is_assigned:
                 self._assign()
                 is_assigned = True
             count = sum(self._ranges[partition].end - self._positions[partition] for partition in self.unread)
-            messages = self.consumer.consume(min(count, _AT_ONCE), _WAIT_S)
+            messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records = [message for message in messages if message.error() is None]
             others: Sequence[Message] = ()
             if len(records) < len(messages):
@@ -147,6 +149,7 @@ class RangeReader:
             # The records of two calls would need twice the memory.
             del messages
             if records:
+                at_once = _count_at_once(records)
                 yield from self._of_ranges(records)
                 # The caller has had its time since the records arrived.
                 self._note_answer()
@@ -291,6 +294,12 @@ class RangeReader:
                 if fetched > before:
                     self._fetched[topic, number] = fetched
                     self._note_answer()
+
+
+def _count_at_once(records: Sequence[Message]) -> int:
+    """How many records a call asks for, if they are as large as these."""
+    sizes = [len(record) for record in records[:_SIZES_READ]]
+    return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 
 
 def _partition(message: Message) -> Partition:

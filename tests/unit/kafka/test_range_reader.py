@@ -77,6 +77,14 @@ def test_a_topic_is_read_to_the_end_that_it_has_at_the_start(cluster: Kafka) -> 
     assert read == [*range(4_000)]
 
 
+def test_fewer_records_are_asked_for_at_once_if_they_are_large(cluster: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_BYTES_AT_ONCE", 40)
+    with RangeReader(cluster) as reader:
+        records = next(reader.read([Range("numbers", 0, 600, 700)]))
+    assert len(records.messages[0]) == len(b"1200")
+    assert range_reader._count_at_once(records.messages) == 10
+
+
 def test_a_partition_that_no_broker_knows_is_an_error(cluster: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "_QUESTION_S", 0.1)
     gone = (
