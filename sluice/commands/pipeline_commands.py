@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,10 @@ from sluice.commands.console import errors_as_messages, out, show, wide
 from sluice.commands.pipeline_submission import load, submit
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
-from sluice.topology.pipeline import Pipeline
 from sluice.values.phrases import counted
+
+if TYPE_CHECKING:
+    from sluice.topology.pipeline import Pipeline
 
 
 def explain(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from sluice.commands.console import err, errors_as_messages
 from sluice.settings import settings
 from sluice.support.startup import importing
-from sluice.topology.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from sluice.topology.pipeline import Pipeline
 
 
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
