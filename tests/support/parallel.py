@@ -30,7 +30,6 @@ WAITING = (
     "tests/servers/test_half_sent.py",
     "tests/servers/test_standbys.py",
     "tests/servers/test_untrusted_peers.py",
-    "tests/servers/test_client.py",
     "tests/unit/kafka/test_unreachable_brokers.py",
     "tests/unit/state/test_lease.py",
     "tests/engine/test_kafka_security.py",
@@ -38,10 +37,10 @@ WAITING = (
 """Files whose tests mostly wait: for brokers, Airflow, leases and time-outs."""
 
 WAITING_PROCESSES = (1, 2)
-"""The numbers of the processes that begin with these files. If all processes did, they would leave the cores idle."""
+"""The numbers of the processes that begin with these files. If all processes did, the cores would be idle meanwhile."""
 
 LATE_S = 15.0
-"""A process that ends this much later than the first to end has got a long file too late."""
+"""If a process ends so many seconds after the first, it has got a long file too late."""
 
 FIRST = (
     *WAITING,
@@ -119,12 +118,11 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
 
     def _next(self, node: WorkerController) -> str | None:
         number = self._nodes.index(node)
-        others = ["computing", "waiting"]
-        if number in WAITING_PROCESSES:
-            others.reverse()
-        kinds = ["spark", *others] if number == 0 else others
-        found = {kind_of(scope): scope for scope in reversed(self.workqueue)}
-        return next((found[kind] for kind in kinds if kind in found), None)
+        kinds = ["waiting", "computing"] if number in WAITING_PROCESSES else ["computing", "waiting"]
+        if number == 0:
+            kinds.insert(0, "spark")
+        first = {kind_of(scope): scope for scope in reversed(self.workqueue)}
+        return next((first[kind] for kind in kinds if kind in first), None)
 
     def _split_scope(self, nodeid: str) -> str:
         scope = next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
