@@ -256,10 +256,12 @@ headers."""
 def headers_of(message: Message) -> Headers:
     """The headers of a record. Call it once per message."""
     try:
-        headers = message.headers() or []
+        headers = message.headers()
     # The client raises one of these errors for a name that is not UTF-8.
     except (SystemError, UnicodeDecodeError):
         return HEADERS_UNREADABLE
+    if not headers:
+        return []
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 

@@ -263,7 +263,11 @@ class Process:
 
     def texts_of_entries(self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]) -> list[str | None]:
         """The entries of each key in one store as a JSON object, for queries; None if a key has no entries."""
-        objects = [{name: entries[name][1] for name in sorted(entries)} for entries in entries_of_keys]
+        objects: list[dict[str, Any]] = []
+        for entries in entries_of_keys:
+            # Most keys have one entry, which needs no sorting.
+            names = sorted(entries) if len(entries) > 1 else entries
+            objects.append({name: entries[name][1] for name in names})
         texts = plain_texts(objects) if self._has_plain_values[store] else map(to_json, objects)
         return [text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)]
 

@@ -162,6 +162,17 @@ def position_keys(table: pa.Table) -> list[Integers]:
     return [ranks(column) for column in reversed(columns)]
 
 
+def stable_order(numbers: Integers) -> npt.NDArray[np.intp]:
+    """The indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
+
+    Like `np.argsort`, which takes ten times as long for numbers of more than 16 bits.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    if len(numbers) and numbers.max() >= 1 << 16:
+        order = order[np.argsort((numbers[order] >> 16).astype(np.uint16), kind="stable")]
+    return order
+
+
 def ranks(column: pa.ChunkedArray) -> Integers:
     """Numbers with the same order as the column's values; nulls come last."""
     if pa.types.is_integer(column.type) and not column.null_count:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import SORT_KEY, Position, position_keys, ranks
+from sluice.engine.batch.row_schemas import SORT_KEY, Position, position_keys, ranks, stable_order
 from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
@@ -112,7 +112,8 @@ class OperatorRows:
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as OperatorRows.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
-        order = np.lexsort([*self._position_keys(), key_ranks])
+        order = np.lexsort(self._position_keys())
+        order = order[stable_order(key_ranks[order])]
         sorted_ranks = key_ranks[order]
         starts = np.append(np.flatnonzero(np.diff(sorted_ranks, prepend=-1)), len(self))
         keyed_count = len(self) - self.columns["key"].null_count

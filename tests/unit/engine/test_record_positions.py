@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.row_schemas import offset_of, origins, partition_of
+from sluice.engine.batch.row_schemas import offset_of, origins, partition_of, stable_order
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest
@@ -40,3 +40,9 @@ def test_a_record_without_an_origin_is_an_error(name: str) -> None:
     message = f"Operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
     with pytest.raises(EngineError, match=message):
         ingest._positions(batch)
+
+
+def test_numbers_are_sorted_by_all_of_their_digits() -> None:
+    numbers = np.array([70_000, 3, 1 << 31, 70_000, 65_536, 3, 0, (1 << 32) - 1, 4_464])
+    assert stable_order(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
+    assert stable_order(numbers[:0]).tolist() == []
