@@ -210,6 +210,19 @@ class Job:
         return max((operator.stage for operator in self.operators), default=0)
 
     @property
+    def writes_in_last_stage(self) -> bool:
+        """Whether the tasks of the last stage also write the shards, because their workers own all rows for the shards.
+
+        Otherwise, these rows need another shuffle.
+        """
+        # Global tables are read by tasks that belong to no stage.
+        if not self.operators or self.tables:
+            return False
+        # The key of these operators' rows is the text of a windowed key. Their stores have the key without the window,
+        # which may belong to another worker.
+        return not any(operator.by_window and operator.stage == self.stage_count for operator in self.operators)
+
+    @property
     def has_operators(self) -> bool:
         """Whether the job has operators, whose results depend on the order of all records."""
         return bool(self.operators)

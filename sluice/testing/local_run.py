@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
 from sluice.engine.batch.batch_start import batch_context
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.shard_writer import RESULT, ShardWriter
-from sluice.engine.run.arrow_query import ArrowQuery, RowBatches
+from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError
@@ -81,35 +80,35 @@ class LocalRun(PipedRun):
         start = self.plan(self.batch + 1, reads_records=bool(records))
         try:
             with batch_context(start):
-                self.publish(compute_batch(self._query, records), start.number)
+                self.publish(PipedRows.of(self._query, records), start.number)
         except BaseException as error:
             self._failed = error
             raise
 
 
 @dataclass(frozen=True)
-class ComputedRows:
-    """The rows of a batch for the shards, computed in this process."""
+class PipedRows:
+    """The state rows of a batch of piped records, which are computed in this process."""
 
-    row_batches: RowBatches
+    query: ArrowQuery
+    streams: list[dict[str, Any]]
+    """The records of streams, sorted by partition."""
+    tables: list[dict[str, Any]]
+    """The records of global tables, sorted by partition."""
     spark = None
 
-    def write(self, writer: ShardWriter) -> pa.Table:
-        written: list[pa.RecordBatch] = []
-        for of_worker in self.row_batches.values():
-            written += writer(iter(of_worker))
-        return pa.Table.from_batches(written, RESULT)
+    @classmethod
+    def of(cls, query: ArrowQuery, records: Sequence[str]) -> Self:
+        # A task makes one Arrow batch of the consecutive records of a partition. The records are sorted by
+        # partition, so that they make few Arrow batches, even if a test pipes them into several topics in
+        # turn.
+        decoded = sorted(map(decode_piped, records), key=itemgetter("topic", "partition"))
+        streams = [record for record in decoded if record["topic"] in query.streams]
+        tables = [record for record in decoded if record["topic"] in query.tables]
+        return cls(query, streams, tables)
 
-
-def compute_batch(query: ArrowQuery, records: Sequence[str]) -> ComputedRows:
-    """Compute the rows for the shards from a batch of piped records."""
-    # A task makes one Arrow batch of the consecutive records of a partition. The records are sorted by
-    # partition, so that they make few Arrow batches, even if a test pipes them into several topics in
-    # turn.
-    decoded = sorted(map(decode_piped, records), key=itemgetter("topic", "partition"))
-    streams = [record for record in decoded if record["topic"] in query.streams]
-    tables = [record for record in decoded if record["topic"] in query.tables]
-    return ComputedRows(query.run(_batches(streams), _batches(tables)))
+    def write(self) -> pa.Table:
+        return self.query.run(_batches(self.streams), _batches(self.tables))
 
 
 def decode_piped(record: str) -> dict[str, Any]:

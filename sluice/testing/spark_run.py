@@ -115,8 +115,8 @@ class SparkRun(PipedRun):
         close_idle_callbacks(self._spark)
         super().stop()
 
-    def _publish(self, state_rows: DataFrame, batch: int) -> None:
-        self.publish(RowsOnSpark(state_rows), batch)
+    def _publish(self, written: DataFrame, batch: int) -> None:
+        self.publish(RowsOnSpark(written), batch)
         # After a batch, Spark may run a batch without records, to evict its own state. The tasks of
         # that batch read its number and clock from the file that is written here.
         write_start(self._start, self.plan(batch + 1))

@@ -31,7 +31,7 @@ from sluice.provision.class_archive import archive_file
 from sluice.provision.jars import Bundle
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
-from sluice.state.model import StoreInfo
+from sluice.state.model import StoreInfo, owner
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
@@ -371,10 +371,12 @@ def _text(value: str | bytes | None) -> str | bytes | None:
 
 def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
     # Every shard holds a whole copy of a global table.
-    for location in locations[:1] if store.kind == "global" else locations:
+    is_global = store.kind == "global"
+    for worker, location in enumerate(locations[:1] if is_global else locations):
         with open_shard(location) as shard:
             for row in shard.scan(store.group_id, batch, limit=1_000_000):
                 assert row.value is not None
+                assert is_global or owner(row.key, len(locations)) == worker, "queries ask the worker that owns the key"
                 key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
                 yield key, msgspec.json.decode(plain_json(row.value))[store.store_column]
 

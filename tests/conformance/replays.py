@@ -15,17 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
+from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.shard_writer import RESULT
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
@@ -37,9 +37,9 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
-from sluice.state.model import GenerationInfo
+from sluice.state.model import GenerationInfo, owner
 from sluice.state.shard.shard import Checksums
-from sluice.testing.local_run import PIPED, compute_batch, decode_piped, why_not_local
+from sluice.testing.local_run import PIPED, PipedRows, decode_piped, why_not_local
 from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.topology_test_driver import shared_session
 from sluice.topology.pipeline import Pipeline
@@ -136,34 +136,29 @@ _RECORD = {
 }  # fmt: skip
 
 
-class PlannedRows:
-    """The state rows of every batch. The publisher takes them for a DataFrame; Spark plans its query only once."""
+class PlannedWrites:
+    """The written shards of every batch. The publisher takes them for a DataFrame; Spark plans its query only once."""
 
-    def __init__(self, rows: DataFrame) -> None:
-        self._rows = rows
-        self._writer: object = None
+    def __init__(self, written: DataFrame) -> None:
+        self._written = written
         self._plan: Any = None
 
     @property
     def sparkSession(self) -> SparkSession:  # noqa: N802  (the name of the DataFrame's property)
-        return self._rows.sparkSession
+        return self._written.sparkSession
 
-    def mapInArrow(self, writer: Any, schema: str) -> Self:  # noqa: N802  (the name of the DataFrame's method)
+    def toArrow(self) -> pa.Table:  # noqa: N802  (the name of the DataFrame's method)
         if self._plan is None:
             spark = shared_session()
             for name, value in spark.conf.getAll.items():  # tasks of a query without an execution id do not see them
                 if name.startswith("spark.sql."):
                     spark.sparkContext.setLocalProperty(name, value)
             with without_adaptive_execution(spark):  # which would plan in every execution
-                frame = self._rows.mapInArrow(writer, schema)
-                self._writer, self._plan = writer.__self__, frame._jdf.queryExecution().executedPlan()
-        assert self._writer == writer.__self__
-        return self
-
-    def toArrow(self) -> pa.Table:  # noqa: N802
+                self._plan = self._written._jdf.queryExecution().executedPlan()
         # A plan can be executed once, because it keeps its shuffles.
         rows = self._plan.clone().executeCollect()
-        return pa.table([[row.getString(0) for row in rows], [row.getBinary(1) for row in rows]], RESULT)
+        columns = {"worker": [row.getInt(0) for row in rows], "rows": [row.getBinary(1) for row in rows]}
+        return pa.table(columns | {"side_output": [row.getString(2) for row in rows]}, ROW_BATCHES)
 
 
 class Replays:
@@ -246,7 +241,11 @@ class Replays:
                 rows: list[Any] = []
                 for worker in range(len(self.storage.locations)):
                     with self.storage.shard(worker) as shard:
-                        rows += shard.scan(store.group_id, batch, limit=1_000_000)
+                        rows_of_worker = [*shard.scan(store.group_id, batch, limit=1_000_000)]
+                        # A query of a key asks only the worker that owns the key.
+                        owners = {owner(row.key, len(self.storage.locations)) for row in rows_of_worker}
+                        assert store.kind == "global" or owners <= {worker}
+                        rows += rows_of_worker
                 stores[store.name] = [(row.key, row.window_start, row.window_end, row.value) for row in rows]
         return Result(run.written.topics(), self.storage.checksums(batch), stores, self._query.info)
 
@@ -294,7 +293,7 @@ class OnSpark:
         self._query = JobQuery(
             shared_session(), storage, self._input, partitions, epoch=UncontestedLease().epoch, checked=True
         )
-        self._rows = PlannedRows(self._query.rows)
+        self._written = PlannedWrites(self._query.written)
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
@@ -303,7 +302,7 @@ class OnSpark:
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         self._input.write(records)
         tell_tasks(shared_session().sparkContext, start)
-        publisher(cast(DataFrame, self._rows), start.number)
+        publisher(cast(DataFrame, self._written), start.number)
 
 
 class InProcess:
@@ -320,7 +319,7 @@ class InProcess:
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         with batch_context(start):
-            publisher.publish(compute_batch(self._query, records), start.number)
+            publisher.publish(PipedRows.of(self._query, records), start.number)
 
 
 class _Run:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import SCHEMA
+from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.sql.arrow_types import arrow_type
 
 ROW_BATCH = {"worker": "INT", "rows": "BINARY", "side_output": "STRING"}
 ROW_BATCH_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW_BATCH.items())
 
-_SCHEMA = pa.schema([(name, arrow_type(kind)) for name, kind in ROW_BATCH.items()])
+ROW_BATCHES = pa.schema([(name, arrow_type(kind)) for name, kind in ROW_BATCH.items()])
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 """A task packs its rows when it has this many rows or bytes, so that no row batch is too large for Spark."""
 
@@ -56,8 +56,7 @@ class RowBatchWriter:
         if waiting:
             yield self._row_batches(waiting)
         # The rows are all made now, so the task's side outputs are complete.
-        for label, data in self.side_outputs.take():
-            yield _batch([crc32(label.encode()) % self.workers], [data], [label])
+        yield from packed_side_outputs(self.side_outputs, self.workers)
 
     def _row_batches(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
@@ -106,15 +105,16 @@ class RowBatchWriter:
         return np.asarray(pc.coalesce(given, pa.array(owners)))
 
 
+def packed_side_outputs(side_outputs: SideOutputs, workers: int) -> Iterator[pa.RecordBatch]:
+    """A task's side outputs, in the form of row batches. Takes them out of `side_outputs`."""
+    for label, data in side_outputs.take():
+        yield _batch([crc32(label.encode()) % workers], [data], [label])
+
+
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices that are not too large for a row batch."""
     if batch.num_rows:
-        # Spark may declare that a column has no nulls. All batches of a row batch need the same
-        # schema, so each batch gets this one.
-        batch = pa.RecordBatch.from_arrays(
-            [batch.column(name) for name in SCHEMA.names],
-            schema=SCHEMA,
-        )
+        batch = with_schema(batch)
         most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
         for begin in range(0, batch.num_rows, most):
             yield batch.slice(begin, most)
@@ -131,7 +131,7 @@ def _batch(
             pa.array(row_batches, pa.binary()),
             pa.array(labels, pa.string()),
         ],
-        schema=_SCHEMA,
+        schema=ROW_BATCHES,
     )
 
 

@@ -112,6 +112,11 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with exactly the schema `SCHEMA`. Spark may have declared that a column has no nulls."""
+    return pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
+
+
 def origins(source: int, partition: int, offsets: Integers) -> Integers:
     """For each record, one number that consists of source, partition and offset, and sorts like the three together.
 

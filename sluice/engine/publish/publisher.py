@@ -28,7 +28,7 @@ from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
-from sluice.engine.publish.shard_writer import RowsOnSpark, ShardWriter, StateRows
+from sluice.engine.publish.shard_writer import RowsOnSpark, StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
@@ -159,12 +159,12 @@ class Publisher:
         self.storage.side_outputs.take()
         return self._times
 
-    def __call__(self, state_rows: DataFrame, batch: int) -> None:
-        """Publish a batch. Spark calls this with the changed state rows.
+    def __call__(self, written: DataFrame, batch: int) -> None:
+        """Publish a batch. Spark calls this with the side outputs of the tasks that write the shards.
 
-        Spark computes these rows only when `publish` writes the shards.
+        Spark runs these tasks only when `publish` writes the shards.
         """
-        self.publish(RowsOnSpark(state_rows), batch)
+        self.publish(RowsOnSpark(written), batch)
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch with these changed state rows."""
@@ -227,11 +227,10 @@ class Publisher:
 
     def _write_shards(self, state_rows: StateRows) -> Collected:
         """Write the shards. Returns all tasks' side outputs."""
-        writer = ShardWriter.of(self.storage, self.lease.epoch, self.types.totals)
-        returned = state_rows.write(writer)
+        returned = state_rows.write()
         # The data are not copied: the buffers are parts of the returned table.
-        data = [value.as_buffer() for value in returned.column("data")]
-        return Collected(zip(returned.column("label").to_pylist(), data, strict=True))
+        data = [value.as_buffer() for value in returned.column("rows")]
+        return Collected(zip(returned.column("side_output").to_pylist(), data, strict=True))
 
     def _settle(self, state_rows: StateRows, collected: Collected) -> BatchResult:
         """Compute the steps after stores, and make dead letters of the rows on which a step has failed.

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.row_batches import RowBatchReader
+from sluice.engine.batch.batch_start import this_batch, this_worker
+from sluice.engine.batch.row_batches import packed_side_outputs
 from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
@@ -26,21 +26,21 @@ from sluice.state.shard.shard import Shard
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RESULT = pa.schema([("label", pa.string()), ("data", pa.binary())])
-"""The schema of the rows that shard writers return: side outputs."""
-RESULT_DDL = "label STRING, data BINARY"
 _PAGE_ROWS = 20_000
 
 
 class StateRows(Protocol):
-    """A batch's changed state rows, as row batches. They are computed when they are written."""
+    """A batch's changed state rows. They are computed when they are written."""
 
     @property
     def spark(self) -> SparkSession | None:
         """The session that computes the rows; None without Spark."""
 
-    def write(self, writer: ShardWriter) -> pa.Table:
-        """Have each worker's rows written to its shard. Returns the rows of all writers, with the schema `RESULT`."""
+    def write(self) -> pa.Table:
+        """Have each worker's rows computed, and written to its shard.
+
+        Returns the side outputs of all tasks, with the schema `ROW_BATCHES`.
+        """
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,23 @@ class RowsOnSpark:
     """State rows that Spark computes."""
 
     frame: DataFrame
+    """The side outputs of the tasks that write the shards."""
 
     @property
     def spark(self) -> SparkSession:
         return self.frame.sparkSession
 
-    def write(self, writer: ShardWriter) -> pa.Table:
-        return self.frame.mapInArrow(writer.__call__, RESULT_DDL).toArrow()
+    def write(self) -> pa.Table:
+        return self.frame.toArrow()
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows.
+    """Writes one worker's changed state rows. Takes the worker's rows, with the columns of `SCHEMA`.
 
-    Yields side outputs: the side outputs that earlier tasks have sent to this worker, the number of
-    state rows written, and the rows that the driver turns into output records. The numbers in
-    `wanted` and `tables` are group ids.
+    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent to
+    this worker, the number of state rows written, and the rows that the driver turns into output
+    records. The numbers in `wanted` and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -97,22 +98,15 @@ class ShardWriter:
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._write(RowBatchReader(self.side_outputs)(batches))
-        for label, data in self.side_outputs.take():
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([label]), pa.array([data], pa.binary())],
-                schema=RESULT,
-            )
+        self._write(batches)
+        yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        received: list[pa.RecordBatch] = []
-        worker = 0
-        for rows in batches:
-            worker = rows.column("worker")[0].as_py()
-            received.append(_rows_of_shard(rows, self.stores))
+        received = [_rows_of_shard(rows, self.stores) for rows in batches if rows.num_rows]
         if not received:
             return
+        worker = this_worker()
         # The row batches of many tasks are small. A column of many chunks would be slow, so the
         # chunks are combined. The combined and the sorted rows are copies. A large batch would need
         # half a gigabyte more if the original rows were kept.

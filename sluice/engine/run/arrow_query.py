@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Self
 
 import pyarrow as pa
 
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.batch_start import worker_context
-from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
+from sluice.engine.batch.row_batches import ROW_BATCHES, RowBatchReader, RowBatchWriter
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
+from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.stream_reader import StreamReader
@@ -24,9 +24,6 @@ from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError, types_of, types_read, why_spark
 from sluice.values.sql_types import compact
-
-RowBatches = Mapping[int, Sequence[pa.RecordBatch]]
-"""Worker → the row batches for this worker."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,8 @@ class ArrowQuery:
     stages: tuple[Chain, ...]
     read_tables: Chain
     """The tasks that turn the records of global tables into row batches for the shards."""
+    write: Chain | None
+    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks write the shards."""
     types: StateTypes
 
     @classmethod
@@ -69,7 +68,8 @@ class ArrowQuery:
             inputs |= {name: compact(types[name]) for name in group.inputs}
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, side_outputs, partitions)
-        stages = Stages(job, storage, ingest, epoch)
+        shard_writer = ShardWriter.of(storage, epoch, totals)
+        stages = Stages(job, storage, ingest, epoch, shard_writer)
         edges = stages.first_edges(kinds_by_name(types))
         steps = ArrowSteps.giving(job, reader.schema, ingest.columns(job), edges)
         workers = job.pipeline.workers
@@ -94,23 +94,27 @@ class ArrowQuery:
             Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs, copied=job.copied))),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
+            None if job.writes_in_last_stage else Chain((RowBatchReader(side_outputs), shard_writer)),
             state_types,
         )
 
-    def run(
-        self,
-        streams: Iterable[pa.RecordBatch],
-        tables: Iterable[pa.RecordBatch],
-    ) -> RowBatches:
-        """Run all stages in this process. Returns the row batches for the workers' shards."""
-        row_batches = by_worker(self.read(iter(streams)))
+    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> pa.Table:
+        """Run all tasks in this process, and so write the shards. Returns the side outputs, as `StateRows.write`."""
+        row_batches = [*self.read(iter(streams))]
         for stage in self.stages:
-            after_stage: list[pa.RecordBatch] = []
-            for worker in range(self.workers):
-                with worker_context(worker):
-                    after_stage += stage(iter(row_batches.get(worker, ())))
-            row_batches = by_worker(after_stage)
-        return by_worker(chain(*row_batches.values(), self.read_tables(iter(tables))))
+            row_batches = self._on_workers(stage, row_batches)
+        if self.write is not None:
+            row_batches = self._on_workers(self.write, [*row_batches, *self.read_tables(iter(tables))])
+        return pa.Table.from_batches(row_batches, ROW_BATCHES)
+
+    def _on_workers(self, task: Chain, row_batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """What a task yields for the row batches of each worker."""
+        shuffled = by_worker(row_batches)
+        yielded: list[pa.RecordBatch] = []
+        for worker in range(self.workers):
+            with worker_context(worker):
+                yielded += task(iter(shuffled.get(worker, ())))
+        return yielded
 
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:

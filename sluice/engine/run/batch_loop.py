@@ -178,7 +178,7 @@ class BatchLoop:
         # new checkpoint calls its batch 0, but the plan has the batch's number.
         with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
             # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
-            self.query.run(lambda rows, _: self.publisher(rows, plan.number), f"file://{checkpoint}")
+            self.query.run(lambda written, _: self.publisher(written, plan.number), f"file://{checkpoint}")
         self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()

@@ -10,10 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchWriter
+from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchReader, RowBatchWriter
 from sluice.engine.batch.spark_types import ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
+from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.run.arrow_query import ArrowQuery, tables_task
@@ -56,12 +57,12 @@ class Frames:
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
     computes_sql: bool = field(default=False, init=False)
-    """Whether Spark computes expressions of each record; set by `state_rows`."""
+    """Whether Spark computes expressions of each record; set by `written`."""
     types: StateTypes = field(init=False)
-    """The types of the job's stores and of their inputs; set by `state_rows`."""
+    """The types of the job's stores and of their inputs; set by `written`."""
 
-    def state_rows(self) -> DataFrame:
-        """The changed state rows and the rows for sinks, as row batches, in one partition per worker.
+    def written(self) -> DataFrame:
+        """The side outputs of the tasks that write the shards, in the form of row batches.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
@@ -71,13 +72,20 @@ class Frames:
         except NeedsSparkError:
             row_batches = self._through_sql()
             self.computes_sql = True
+        if self.job.writes_in_last_stage:
+            return row_batches
         tables = self._tables()
         owned = row_batches if tables is None else row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
-        return owned.repartitionById(self.job.pipeline.workers, "worker")
+        shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
+        writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
+        return shuffled.mapInArrow(Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_DDL)
 
     def _through_tasks(self) -> DataFrame:
-        """Row batches that Python tasks compute alone. Raises NeedsSparkError if Spark must compute a step."""
+        """Row batches after the last stage, which Python tasks compute alone.
+
+        Raises NeedsSparkError if Spark must compute a step.
+        """
         interleaved = self.input.interleaved
         query = ArrowQuery.of(
             self.job,
@@ -94,7 +102,7 @@ class Frames:
         return row_batches
 
     def _through_sql(self) -> DataFrame:
-        """Row batches that Python tasks and Spark SQL compute in turns."""
+        """Row batches after the last stage, which Python tasks and Spark SQL compute in turns."""
         python_steps.register(self.spark, self.job)
         # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
         # failure ends the query.
@@ -129,7 +137,7 @@ class Frames:
             inputs |= {name: ddl(records.schema[name].dataType) for name in group.inputs}
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
-        stages = Stages(job, storage, ingest, self.epoch)
+        stages = Stages(job, storage, ingest, self.epoch, ShardWriter.of(storage, self.epoch, totals))
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         by_spark = to_arrow_schema(records.schema, timezone="UTC")

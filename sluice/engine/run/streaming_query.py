@@ -25,7 +25,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass
 class JobQuery:
-    """Builds a job's streaming query: the DataFrames from input to state rows, and the publisher.
+    """Builds a job's streaming query: the DataFrames from input to the written shards, and the publisher.
 
     Raises TopologyError for an expression that Spark cannot resolve.
     """
@@ -40,7 +40,8 @@ class JobQuery:
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
     frames: Frames = field(init=False)
-    rows: DataFrame = field(init=False)
+    written: DataFrame = field(init=False)
+    """The side outputs of the tasks that write the shards."""
 
     def __post_init__(self) -> None:
         self.repartition(self.partitions)
@@ -60,7 +61,7 @@ class JobQuery:
         self.frames = Frames(
             self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked,
         )  # fmt: skip
-        self.rows = self.frames.state_rows()
+        self.written = self.frames.written()
 
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores now, rather than in the first batch."""
@@ -81,7 +82,7 @@ class JobQuery:
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
-        writer = self.rows.writeStream.foreachBatch(sink).outputMode("update")
+        writer = self.written.writeStream.foreachBatch(sink).outputMode("update")
         return writer.option("checkpointLocation", checkpoint)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
-from sluice.engine.batch.row_schemas import SCHEMA
+from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
 from sluice.plan import Job
@@ -50,10 +50,7 @@ class ForeignKeyMoves:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            # Spark may declare that a column has no nulls. All batches of a table need one schema,
-            # so each batch gets this one.
-            columns = [batch.column(name) for name in SCHEMA.names]
-            held.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+            held.append(with_schema(batch))
             table = pa.Table.from_batches(held)
             indices = self._indices_of_joins(table)
             olds = boolean_mask(table.column("old"))

@@ -57,6 +57,8 @@ class Stages:
     ingest: Ingest
     epoch: int
     """Epoch of the lease under which states are written."""
+    shard_writer: BatchTask
+    """The task that writes a worker's rows to its shard."""
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """Aggregate → the types of its functions' arguments."""
     types: dict[str, str] = field(default_factory=dict)
@@ -174,7 +176,10 @@ class Stages:
         return tuple(results)
 
     def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
-        """The tasks that run when a stage's results have become rows for their targets."""
+        """The tasks that run when a stage's results have become rows for their targets.
+
+        The last of them yields row batches for the next tasks or, if it has written the shards, only side outputs.
+        """
         report_advances = ReportAdvances.of(self.job, number)
         moves = ForeignKeyMoves.of(self.job, number)
         needed: list[BatchTask] = []
@@ -182,12 +187,11 @@ class Stages:
             needed.append(report_advances)
         if moves.joins:
             needed.append(moves)
-        writer = RowBatchWriter(
-            self.job.pipeline.workers,
-            self.storage.side_outputs,
-            copied=self.job.copied,
-        )
-        return (*needed, DriverRows.of(self.job, number, self.storage.side_outputs), writer)
+        workers, side_outputs = self.job.pipeline.workers, self.storage.side_outputs
+        needed.append(DriverRows.of(self.job, number, side_outputs))
+        if number == self.job.stage_count and self.job.writes_in_last_stage:
+            return (*needed, self.shard_writer)
+        return (*needed, RowBatchWriter(workers, side_outputs, copied=self.job.copied))
 
     def store_types(self) -> dict[str, str]:
         """Store → the type of its values."""

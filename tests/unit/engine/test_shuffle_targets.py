@@ -11,6 +11,7 @@ from sluice import Pipeline
 from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
+from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
@@ -45,8 +46,9 @@ def job(*, topic: bool = False, step: bool = False) -> Job:
 def routes_in(planned: Job) -> ShuffleTargets:
     """The routes after the job's only stage."""
     storage = Storage.of(planned, 1, Settings.read({}))
-    ingest = Ingest.of(planned, Totals.of(planned, {}), storage.side_outputs, {"sales": 1})
-    stages = Stages(planned, storage, ingest, epoch=1)
+    totals = Totals.of(planned, {})
+    ingest = Ingest.of(planned, totals, storage.side_outputs, {"sales": 1})
+    stages = Stages(planned, storage, ingest, epoch=1, shard_writer=ShardWriter.of(storage, 1, totals))
     read = types_of(planned.layers, types_read(planned))
     stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})
     stages.task(1)

@@ -231,6 +231,24 @@ def test_stores_with_equal_filter_key_and_window_share_state_rows() -> None:
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
+def test_the_last_stage_writes_the_shards_if_its_workers_own_all_their_rows() -> None:
+    def writes(pipeline: Pipeline) -> bool:
+        return planned(pipeline).writes_in_last_stage
+
+    stream = sales()
+    stream.group_by("shop").count(store="a")
+    assert not writes(pipeline_of(stream)), "no stage"
+    stream.group_by("shop").aggregate(int, lambda count, _: count + 1, store="b", returns=int)
+    assert writes(pipeline_of(stream))
+    by_window = stream.group_by("shop").windowed_by(tumbling("1 second")).count(store="c").to_stream()
+    by_window.to_table(store="d")
+    assert not writes(pipeline_of(stream)), "windowed keys"
+    by_window.group_by("_key").count(store="e").to_stream().group_by("value").count(store="f")
+    assert writes(pipeline_of(stream)), "windowed keys in an earlier stage"
+    stream.join(pipeline_of(stream).global_table("shops", value=Shop), on="shop").to("located")
+    assert not writes(pipeline_of(stream)), "a global table"
+
+
 def test_an_added_output_leaves_the_state_rows_of_a_global_table_where_they_are() -> None:
     pipeline = Pipeline("p", workers=1)
     stream, shops = pipeline.stream("sales", value=Sale), pipeline.global_table("shops", value=Shop)
