@@ -28,7 +28,10 @@ from sluice.engine.publish.table_rows import join_rows, table_rows, with_positio
 from sluice.plan import Job, Sink
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
+from sluice.support.memory import release_unused_memory
 from sluice.values.sink_tables import WINDOW
+
+_MANY_RECORDS = 50_000
 
 SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
@@ -110,6 +113,9 @@ class OutputWriter:
         if self.destinations.at_least_once is not None:
             sent, records = self.destinations.at_least_once.send(records)
             written |= sent
+        # Sorting and encoding many records has freed memory that the client needs for its queue.
+        if sum(table.num_rows for _, table in records) >= _MANY_RECORDS:
+            release_unused_memory()
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records)
 
@@ -211,9 +217,15 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
             of_sink = pa.concat_tables(pages)
             del pages
             order = pa.array(sorted_indices(of_sink))
-            # Columns that no later step reads are freed before the others are copied.
             unread = ["group_id"]
             unread += [] if sink.is_windowed else WINDOW
             unread += [] if sink.appends else SORT_KEY
-            of_sink = of_sink.drop_columns(unread).take(order)
-            yield sink, with_headers(of_sink.drop_columns(["headers"]), of_sink.column("headers"))
+            names = [name for name in of_sink.column_names if name not in unread]
+            columns = {name: of_sink.column(name) for name in names}
+            # Columns that no later step reads are freed first, and each other column is freed when
+            # its copy is made.
+            del of_sink
+            for name in names:
+                columns[name] = columns[name].take(order)
+            headers = columns.pop("headers")
+            yield sink, with_headers(pa.table(columns), headers)
