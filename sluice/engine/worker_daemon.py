@@ -98,6 +98,9 @@ def _take_over(caller: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    # Python reads this variable only when it starts.
+    paths = variables.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path.extend(path for path in paths if path and path not in sys.path)
 
 
 def hand_over() -> bool:

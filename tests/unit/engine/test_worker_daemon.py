@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
@@ -29,12 +30,15 @@ with prepare():
 
 
 @contextmanager
-def program(*arguments: str, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def program(
+    *arguments: str, variables: dict[str, str], folder: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python program until the block ends, at which its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ
         | {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHON_WORKER_FACTORY_SECRET": "secret", **variables},
+        cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -91,6 +95,26 @@ def test_a_task_of_another_python_than_the_drivers_does_not_use_the_prepared_pro
         other = {**variables, "PYSPARK_DRIVER_PYTHON": "/usr/bin/python-of-the-driver"}
         with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=other) as daemon:
             assert worker(daemon).ppid() == daemon.pid
+
+
+def test_the_daemon_gets_everything_from_the_program_that_spark_has_started(tmp_path: Path) -> None:
+    telling = """
+import json, os, sys
+from sluice.engine import worker_daemon
+worker_daemon.serve = lambda: print(json.dumps([sys.argv[1:], os.getcwd(), sys.path[-1], os.environ["OF"]]), flush=True)
+with worker_daemon.prepare():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
+    with program("-c", telling, variables={**variables, "OF": "the driver"}) as driver:
+        assert output(driver).readline() == b"ready\n"
+        started = program(
+            "-m", "sluice.engine.worker_daemon", "pyspark.worker", folder=tmp_path,
+            variables={**variables, "OF": "a stage", "PYTHONPATH": "/added"},
+        )  # fmt: skip
+        with started as daemon:
+            assert json.loads(output(daemon).readline()) == [["pyspark.worker"], str(tmp_path), "/added", "a stage"]
 
 
 def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
