@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -88,16 +89,21 @@ class _Updates(UpdateRequestHandler):
     """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
 
     def handle(self) -> None:
-        # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback. But
-        # the end of the JVM has an error message already, from `jvm_errors`.
+        # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
         with suppress(EOFError, ConnectionError):
             super().handle()
 
 
-def let_updates_end(spark: SparkContext) -> None:
-    """Let the connection for updates of accumulators end without a traceback when the JVM ends."""
+def let_jvm_end(spark: SparkContext) -> None:
+    """Keep PySpark and py4j from printing tracebacks when the JVM ends, because `jvm_errors` reports the end."""
     server: Any = spark._accumulatorServer
     server.RequestHandlerClass = _Updates
+    # py4j logs its errors with the root logger.
+    logging.getLogger().addFilter(_is_no_lost_connection)
+
+
+def _is_no_lost_connection(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], Py4JNetworkError)
 
 
 @contextmanager
@@ -143,7 +149,7 @@ def session(settings: Settings, name: str) -> SparkSession:
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
-        let_updates_end(spark.sparkContext)
+        let_jvm_end(spark.sparkContext)
         # Spark checks a setting's value only when it is set, not when a session is built with it.
         # So each setting is set again.
         for key in filter(spark.conf.isModifiable, settings.spark_conf):

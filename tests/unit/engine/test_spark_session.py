@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import struct
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.accumulators import _start_update_server
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_updates_end
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_jvm_end
 from sluice.errors import EngineError
 from sluice.settings import Settings
 
@@ -28,11 +29,13 @@ def test_a_jvm_that_was_killed_is_named_with_what_to_do(error: Exception) -> Non
         raise error
 
 
-def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     secret = "secret"
     server: Any = _start_update_server(secret, is_unix_domain_sock=False)
     spark: Any = SimpleNamespace(_accumulatorServer=server)
-    let_updates_end(spark)
+    let_jvm_end(spark)
     # The server handles one connection after the other: the second is answered when the first has ended.
     for _ in range(2):
         with socket.create_connection(server.server_address) as jvm:
@@ -40,6 +43,12 @@ def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(capsys: pytest.Cap
             assert jvm.recv(1) == b"\1"
     server.shutdown()
     assert capsys.readouterr().err == ""
+    for error in (Py4JNetworkError("Error while sending."), ValueError("another error")):
+        try:
+            raise error
+        except (Py4JNetworkError, ValueError):
+            logging.exception("Exception while sending command.")
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["another error"]
 
 
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
