@@ -28,7 +28,6 @@ WAITING = (
     "tests/faults/test_replays.py",
     "tests/faults/test_run_samples.py",
     "tests/servers/test_half_sent.py",
-    "tests/servers/test_standbys.py",
     "tests/servers/test_untrusted_peers.py",
     "tests/unit/kafka/test_unreachable_brokers.py",
     "tests/unit/state/test_lease.py",
