@@ -5,6 +5,7 @@ import pyarrow.acero  # noqa: F401
 import pyspark.daemon
 import pyspark.worker  # noqa: F401
 
-# These two modules import all tasks: reading, the steps, the stages, and writing the shards.
+# These modules import all tasks: reading, the steps, the stages, and writing the shards.
 import sluice.engine.publish.shard_writer
+import sluice.engine.read.kafka_records
 import sluice.engine.run.arrow_query  # noqa: F401
