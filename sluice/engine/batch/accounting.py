@@ -192,12 +192,11 @@ class RecordSinks:
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
         """Each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
 
-        A task reads one partition from Kafka, but all partitions from a test driver.
+        A batch of rows that Spark SQL has computed can have rows of all partitions that its task reads.
         """
         sources = batch.column("_source").to_numpy()
         partitions = batch.column("_partition").to_numpy()
-        # A task that reads from Kafka has one partition. Without a mask, the batch's columns are
-        # not copied.
+        # Most batches have one partition. Without a mask, the batch's columns are not copied.
         if (sources == sources[0]).all() and (partitions == partitions[0]).all():
             yield (self.topics[int(sources[0])], int(partitions[0])), None
             return

@@ -60,7 +60,7 @@ class PartitionOutput:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Split a batch by partition: a task reads one partition from Kafka, but several from a test driver."""
+    """Split a batch by partition: a batch from Kafka has one partition, but a batch from a test driver has several."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
