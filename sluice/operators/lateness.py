@@ -115,7 +115,16 @@ class JoinLateness:
         """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
         return latest - self._reach_ms
 
-    def is_past(self, side: int, time: int, stream_time: int) -> bool:
+    @overload
+    def is_past(self, side: int, time: int, stream_time: int) -> bool: ...
+    @overload
+    def is_past(
+        self,
+        side: int,
+        time: npt.NDArray[np.int64],
+        stream_time: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.bool_]: ...
+    def is_past(self, side: int, time: Any, stream_time: Any) -> Any:
         """Whether the window of a new record has already ended.
 
         If nothing matches such a record, it is sent unmatched at once. As in Kafka Streams, grace
@@ -123,7 +132,11 @@ class JoinLateness:
         """
         return time + self.ahead[side] < stream_time
 
-    def sent_unmatched_at(self, side: int, time: int) -> int:
+    @overload
+    def sent_unmatched_at(self, side: int, time: int) -> int: ...
+    @overload
+    def sent_unmatched_at(self, side: int, time: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def sent_unmatched_at(self, side: int, time: Any) -> Any:
         """The stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
         return time + self._sent_after_ms[side]
 

@@ -123,12 +123,13 @@ class OperatorRows:
             enough = np.searchsorted(starts, starts[first] + _KEYED_ROWS_AT_ONCE)
             end = min(max(int(enough), first + 1), len(starts) - 1)
             part = self._take(order[starts[first] : starts[end]])
-            yield part._keyed(starts[first : end + 1] - starts[first]), part
+            yield part.keyed(starts[first : end + 1] - starts[first]), part
             first = end
         if keyed_count < len(self):
             yield None, self._take(order[keyed_count:])
 
-    def _keyed(self, starts: npt.NDArray[np.intp]) -> KeyedRows:
+    def keyed(self, starts: npt.NDArray[np.intp]) -> KeyedRows:
+        """Rows that are sorted by key, as KeyedRows. `starts` means the same as in KeyedRows."""
         keys = self.columns["key"].take(pa.array(starts[:-1])).to_pylist()
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 

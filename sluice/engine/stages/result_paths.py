@@ -21,10 +21,10 @@ def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -
     return _joined(*parts)
 
 
-def release_paths(causes: pa.Array, ranks: Times, keys: pa.Array) -> pa.Array:
-    """The paths of results that are released after the row that advances stream time."""
+def release_paths(causes: pa.Array, ranks: Times, keys: pa.Array, *, before: bool = False) -> pa.Array:
+    """The paths of results that are released after the row that advances stream time, or before it."""
     different, places = np.unique(ranks, return_inverse=True)
-    elements = pa.array([row_order.release(rank, before=False) for rank in different.tolist()], pa.binary())
+    elements = pa.array([row_order.release(rank, before=before) for rank in different.tolist()], pa.binary())
     escaped = pc.replace_substring(keys.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED)
     return _joined(causes, elements.take(pa.array(places)), escaped, pa.scalar(row_order.END_OF_TEXT))
 

@@ -22,6 +22,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.closing_run import ClosingRun
 from sluice.engine.stages.column_aggregation import ColumnAggregation
+from sluice.engine.stages.column_join import ColumnJoin
 from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
@@ -262,6 +263,11 @@ class StageRun:
                 self._load(runs, rows)
                 # Each step replaces `rows`, so that the copy that is no longer needed is freed.
                 rows = aggregation.process(rows, self.output)
+                rows = rows.in_order()
+                yield from self._process_in_order(runs, rows)
+            elif len(runs) == 1 and (join := ColumnJoin.of(run)) is not None:
+                self._load(runs, rows)
+                rows = join.process(rows, self.output)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
             # Keys are processed one after the other only if results depend on no other key. A

@@ -30,6 +30,7 @@ from sluice.engine.batch.stream_time import (
 )
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
+from sluice.operators.joins.unmatched import NEVER
 from sluice.plan import PlannedOperator
 from sluice.values.row_order import END_OF_RECORD, START
 
@@ -257,6 +258,15 @@ class Timeline:
         count = bisect_right(closings, position, key=lambda number: self.position(int(self._closings[number])))
         return int(self._closed[count - 1]) if count else self.closed_before
 
+    def advances_until(self, due: Times) -> Times:
+        """For each time in `due`, the number of advances up to the advance with which the closed time reaches it.
+
+        It is NEVER if the closed time does not reach the time in this batch.
+        """
+        numbers = np.append(self._closings + 1, NEVER)
+        until: Times = numbers[np.searchsorted(self._closed, due)]
+        return until
+
     def closings(self, due: Times) -> pa.Table:
         """For each time in `due`, the row of this batch with which the closed time reaches this time.
 
@@ -280,18 +290,27 @@ class Timeline:
         return {self.position(index): headers[index].as_py() for index in with_headers.tolist()}
 
     def stream_times(self, rows: pa.Table) -> dict[str, Times]:
-        """Stream times before and after each of the operator's rows; for a join also the stream times of both sides."""
+        """Stream times before and after each of the operator's rows.
+
+        For a join also the stream times of both sides, and the number of advances up to each row.
+        """
         counts_before, counts_after = self._counts_of_advances(rows)
         is_stream_join = self._operator.is_stream_join
         numbers, sides = partition_numbers(rows), rows.column("side").to_numpy()
         has_two_times = is_stream_join or bool(self._operator.timed_sides)
-        names = ("before", "after", "left", "right") if has_two_times else ("before", "after")
+        names = ["before", "after"]
+        if has_two_times:
+            names += ["left", "right"]
+        if is_stream_join:
+            names.append("advances")
         columns = {name: np.full(len(rows), BEFORE_ALL) for name in names}
         for number, clocks in self._partitions.items():
             of_number = numbers == number
             before, after = counts_before[of_number], counts_after[of_number]
             columns["before"][of_number] = clocks.closed.after(before)
             columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after(after)
+            if is_stream_join:
+                columns["advances"][of_number] = after
             if is_stream_join or self._operator.joins_versions:
                 columns["left"][of_number] = clocks.left.after(after)
                 columns["right"][of_number] = clocks.right.after(after)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, KeyStates, Results
+from sluice.operators.columns import KeyedRows, KeyStates, Results, Times
 from sluice.operators.joins.by_key import How, joined
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
+from sluice.operators.joins.unmatched import Released, can_match, join_outer
 from sluice.operators.lateness import JoinLateness
 from sluice.values.windows import JoinWindow
 
@@ -155,12 +158,37 @@ class StreamJoin:
         self._forget_expired(state, row.latest_of_sides)
 
     def process_columns(self, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
-        # In an outer join, a result depends on which records the earlier rows have matched, so its
-        # rows are processed one by one.
+        # Records of an outer join are also sent when stream time advances, so the engine calls
+        # `join_outer`, with the advances.
         results = None if self._is_outer else join_columns(self.lateness, states, rows)
         if results is not None:
             self._keep_unexpired(states, rows)
         return results
+
+    def join_outer(
+        self,
+        states: KeyStates[Sides],
+        rows: KeyedRows,
+        advances_until: Callable[[Times], Times],
+    ) -> tuple[Results, Released] | None:
+        """Process the rows of a left or outer join at once (see `unmatched.join_outer`)."""
+        joined = join_outer(self.lateness, self.outer, states, rows, advances_until)
+        if joined is None:
+            return None
+        records = joined.records
+        kept = np.flatnonzero(joined.waits | can_match(self.lateness, records, rows, self._passed))
+        for _, state in states.existing():
+            state.left, state.right = Side(), Side()
+        order = np.lexsort((records.order[kept], records.times[kept]))
+        kept = kept[order]
+        columns = (each[kept].tolist() for each in (records.keys, records.sides, records.times, joined.waits))
+        values = records.values.take(pa.array(kept)).to_pylist()
+        for number, side, time, waits, value in zip(*columns, values, strict=True):
+            of_side = states[number].right if side == RIGHT else states[number].left
+            of_side.records.append(StoredRecord(time, value, waits))
+            if waits:
+                of_side.waits_from = min(of_side.waits_from, time)
+        return joined.results, joined.released
 
     def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
         """Store the rows' records, except records that can no longer be matched after the last row of their key.

@@ -6,6 +6,7 @@ other. As in `StreamJoin.process`, the later record of a pair causes the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
 
 if TYPE_CHECKING:
-    from sluice.operators.joins.stream_join import Sides
+    from sluice.operators.joins.stream_join import Sides, StoredRecord
 
 
 @dataclass(frozen=True)
-class _Records:
+class JoinRecords:
     """The records of both sides: first the rows' records, in order, then the stored records."""
 
     keys: Indices
@@ -33,58 +34,88 @@ class _Records:
     """The order in which the records came. Stored records came in earlier batches, so they have
     negative numbers."""
     values: pa.Array
+    has_value: Mask
+    stored: Sequence[StoredRecord]
 
     @classmethod
-    def of(cls, states: KeyStates[Sides], rows: KeyedRows) -> _Records:
-        keys, times, sides, values = [], [], [], []
+    def of(cls, states: KeyStates[Sides], rows: KeyedRows) -> JoinRecords:
+        keys, sides, stored = [], [], []
         for number, state in states.existing():
             for side, kept in enumerate((state.left, state.right)):
                 for record in kept.records:
                     keys.append(number)
-                    times.append(record.time)
                     sides.append(side)
-                    values.append(record.value)
+                    stored.append(record)
+        times = np.array([record.time for record in stored], np.int64)
+        values = pa.array([record.value for record in stored], rows.columns["value"].type)
         return cls(
             np.concatenate((rows.key_numbers, np.array(keys, np.intp))),
-            np.concatenate((rows.times, np.array(times, np.int64))),
+            np.concatenate((rows.times, times)),
             np.concatenate((rows.sides, np.array(sides, np.intp))),
             np.concatenate((np.arange(len(rows)), np.arange(-len(keys), 0))),
-            pa.concat_arrays([rows.columns["value"], pa.array(values, rows.columns["value"].type)]),
+            pa.concat_arrays([rows.columns["value"], values]),
+            np.append(rows.has_value, np.ones(len(keys), bool)),
+            stored,
         )
 
-    def sorted_side(self, side: int, has_value: Mask) -> Indices:
+    def sorted_side(self, side: int) -> Indices:
         """The records of a side that have a value, sorted by key, time and order."""
-        of_side = np.flatnonzero((self.sides == side) & has_value)
+        of_side = np.flatnonzero((self.sides == side) & self.has_value)
         return of_side[np.lexsort((self.order[of_side], self.times[of_side], self.keys[of_side]))]
+
+    def texts(self, left: Indices, right: Indices) -> pa.Array:
+        """The results for pairs of records. A record with the index -1 is missing."""
+        values = [self.values.take(pa.array(side, mask=side < 0)) for side in (left, right)]
+        return joined_texts(*values)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The pairs of records that match, in the order of their results. None of them was sent in an earlier batch."""
+
+    cause: Indices
+    """The later record of each pair, whose row sends the result."""
+    other: Indices
+    """The earlier record of each pair."""
+
+    @classmethod
+    def of(cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows) -> Matches | None:
+        """The matches of the rows' records; None if there are too many pairs."""
+        pairs = _pairs(lateness, records)
+        if pairs is None:
+            return None
+        left, right = pairs
+        of_right = records.order[right] > records.order[left]
+        cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
+        # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is left out below.
+        row = records.order[cause].clip(-1)
+        latest_of_other = np.where(of_right, rows.stream_times["left"][row], rows.stream_times["right"][row])
+        is_match = (row >= 0) & (records.times[other] > lateness.last_expired(latest_of_other))
+        matching = np.flatnonzero(is_match)
+        order = np.lexsort((records.order[other[matching]], records.times[other[matching]], cause[matching]))
+        return cls(cause[matching[order]], other[matching[order]])
+
+    def left_and_right(self, records: JoinRecords) -> tuple[Indices, Indices]:
+        """The left and the right record of each pair."""
+        is_left = records.sides[self.cause] == LEFT
+        return np.where(is_left, self.cause, self.other), np.where(is_left, self.other, self.cause)
 
 
 def join_columns(lateness: JoinLateness, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
     """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
-    latest = rows.stream_times["left"], rows.stream_times["right"]
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
     # falls from one row to the next, the earlier row has made more records expire than the times of
     # the later row show. The columns cannot express this.
-    if not all(_never_decreases(times, rows) for times in latest):
+    if any(falls(rows.stream_times[name], rows.key_numbers).any() for name in ("left", "right")):
         return None
-    records = _Records.of(states, rows)
-    has_value = np.append(rows.has_value, np.ones(len(records.keys) - len(rows), bool))
-    pairs = _pairs(lateness, records, has_value)
-    if pairs is None:
+    records = JoinRecords.of(states, rows)
+    matches = Matches.of(lateness, records, rows)
+    if matches is None:
         return None
-    left, right = pairs
-    of_right = records.order[right] > records.order[left]
-    cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-    # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is left out below.
-    row = records.order[cause].clip(-1)
-    latest_of_other = np.where(of_right, latest[LEFT][row], latest[RIGHT][row])
-    is_match = (row >= 0) & (records.times[other] > lateness.last_expired(latest_of_other))
-    matching = np.flatnonzero(is_match)
-    order = np.lexsort((records.order[other[matching]], records.times[other[matching]], cause[matching]))
-    chosen = matching[order]
-    left, right = left[chosen], right[chosen]
+    left, right = matches.left_and_right(records)
     return Results(
-        cause[chosen],
-        joined_texts(records.values.take(pa.array(left)), records.values.take(pa.array(right))),
+        matches.cause,
+        records.texts(left, right),
         np.maximum(records.times[left], records.times[right]),
         dropped={"null_value": np.flatnonzero(~rows.has_value)},
     )
@@ -104,14 +135,16 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
     return np.flatnonzero(rows.has_value & (rows.times > lateness.last_expired(latest)))
 
 
-def _never_decreases(times: Times, rows: KeyedRows) -> bool:
-    same_key = rows.key_numbers[1:] == rows.key_numbers[:-1]
-    return not bool((same_key & (times[1:] < times[:-1])).any())
+def falls(times: Times, keys: Indices) -> Mask:
+    """Mask of the times that are smaller than the preceding time of the same key."""
+    is_smaller = np.zeros(len(times), np.bool_)
+    is_smaller[1:] = (keys[1:] == keys[:-1]) & (times[1:] < times[:-1])
+    return is_smaller
 
 
-def _pairs(lateness: JoinLateness, records: _Records, has_value: Mask) -> tuple[Indices, Indices] | None:
+def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indices] | None:
     """The left and the right record of each pair within the window; None if there are too many pairs."""
-    left, right = (records.sorted_side(side, has_value) for side in (LEFT, RIGHT))
+    left, right = (records.sorted_side(side) for side in (LEFT, RIGHT))
     times_of_right = np.unique(records.times[right])
     # A time is replaced by its index in `times_of_right`, so that key and time fit into one number.
     keys_of_right = records.keys[right] * (len(times_of_right) + 1)

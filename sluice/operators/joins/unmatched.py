@@ -1,0 +1,235 @@
+"""Finds all results of an outer join of two streams at once: the matching pairs, and the records without a match.
+
+A record that waits for a match is sent unmatched by whichever of these comes first, unless it is
+matched before:
+
+- a row of its key, if the stream time of the row's own partition is late enough;
+- the advance of stream time with which all partitions have reached the record's due time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.operators.base import LEFT, RIGHT
+from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, Results, Times
+from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
+from sluice.operators.lateness import JoinLateness
+
+BEFORE_ALL = -1
+"""The stream time before the first record."""
+
+if TYPE_CHECKING:
+    from sluice.operators.joins.stream_join import Sides
+
+NEVER = 1 << 62
+"""The number of a row, or of an advance of stream time, that does not exist."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """Records that are sent unmatched when stream time advances, in the order of their results for each key."""
+
+    keys: Indices
+    """The number of each record's key."""
+    due: Times
+    """The stream time at which each record is sent."""
+    ranks: Times
+    """The rank of each result (see `Output.emit`)."""
+    numbers: Indices
+    """The number of each result among the results of its key that are due at the same time."""
+    times: Times
+    values: pa.Array
+
+
+@dataclass(frozen=True)
+class OuterJoined:
+    """What the rows of many keys cause in an outer join."""
+
+    results: Results
+    """The results that the rows send."""
+    released: Released
+    records: JoinRecords
+    waits: Mask
+    """Mask of the records that still wait for a match after the batch."""
+
+
+def keys_in_order(rows: KeyedRows) -> Mask:
+    """Mask of the keys for whose rows no time goes back.
+
+    Rows of several partitions have stream times of their own. If a time goes back, an earlier row has made more
+    records expire, or has sent more of them unmatched, than the times of the later row show.
+    """
+    valid = np.flatnonzero(rows.has_value)
+    in_order = np.ones(len(rows.keys), np.bool_)
+    keys = rows.key_numbers[valid]
+    for times in (rows.stream_times["left"], rows.stream_times["right"], _reached(rows)):
+        in_order[keys[falls(times[valid], keys)]] = False
+    return in_order
+
+
+def _reached(rows: KeyedRows) -> Times:
+    """For each row, the stream time up to which the row sends records of its key unmatched."""
+    before, after = rows.stream_times["before"], rows.stream_times["after"]
+    # A record that is out of order does not look for unmatched records with its own time.
+    reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
+    return reached
+
+
+def join_outer(
+    lateness: JoinLateness,
+    outer: tuple[bool, bool],
+    states: KeyStates[Sides],
+    rows: KeyedRows,
+    advances_until: Callable[[Times], Times],
+) -> OuterJoined | None:
+    """The results of a left or outer join. No state changes.
+
+    None if the rows have to be processed one by one. All keys are `keys_in_order`.
+    `advances_until`: for stream times, the number of advances up to the one with which all
+    partitions have reached each of the times; NEVER if they do not reach it in this batch.
+    """
+    records = JoinRecords.of(states, rows)
+    matches = Matches.of(lateness, records, rows)
+    if matches is None:
+        return None
+    fates = _Fates.of(lateness, outer, records, matches, rows, advances_until)
+    return OuterJoined(
+        _results(records, matches, fates, rows),
+        _released(records, fates),
+        records,
+        fates.waits,
+    )
+
+
+@dataclass(frozen=True)
+class _Fates:
+    """What happens to the records that have no match when they come."""
+
+    due: Times
+    """The stream time at which each record is sent unmatched if it waits."""
+    sender: Indices
+    """For each record, the first row that sends it unmatched if it waits; NEVER if there is none."""
+    at_once: Mask
+    """Mask of the records that their own row sends unmatched."""
+    by_row: Mask
+    """Mask of the records that `sender` sends unmatched."""
+    by_release: Mask
+    """Mask of the records that are sent unmatched when stream time advances."""
+    waits: Mask
+    """Mask of the records that still wait after the batch."""
+
+    @classmethod
+    def of(
+        cls,
+        lateness: JoinLateness,
+        outer: tuple[bool, bool],
+        records: JoinRecords,
+        matches: Matches,
+        rows: KeyedRows,
+        advances_until: Callable[[Times], Times],
+    ) -> _Fates:
+        count = len(rows)
+        is_lone = np.array(outer)[records.sides] & records.has_value
+        is_lone[matches.cause] = False
+        is_past = np.zeros(len(records.keys), np.bool_)
+        after = rows.stream_times["after"]
+        is_past[:count] = np.where(
+            rows.sides == LEFT,
+            lateness.is_past(LEFT, rows.times, after),
+            lateness.is_past(RIGHT, rows.times, after),
+        )
+        waited = is_lone & ~is_past
+        waited[count:] = [record.waits_for_match for record in records.stored]
+        # The matches are sorted by their causes. Of several matches of a record, the first is written last.
+        first_match = np.full(len(records.keys), NEVER)
+        first_match[matches.other[::-1]] = matches.cause[::-1]
+        due = np.where(
+            records.sides == LEFT,
+            lateness.sent_unmatched_at(LEFT, records.times),
+            lateness.sent_unmatched_at(RIGHT, records.times),
+        )
+        sender, released = _senders(records, due, rows), advances_until(due)
+        advances = np.append(rows.stream_times["advances"], NEVER)
+        until_sender, until_match = (advances[np.minimum(row, count)] for row in (sender, first_match))
+        by_release = waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
+        # A row sends unmatched records before it is matched itself.
+        by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
+        waits = waited & ~by_release & ~by_row & (first_match == NEVER)
+        return cls(due, sender, is_lone & is_past, by_row, by_release, waits)
+
+
+def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
+    """For each record, the first row of its key with a stream time that has reached the record's due time."""
+    valid = np.flatnonzero(rows.has_value)
+    reached, keys = _reached(rows)[valid], rows.key_numbers[valid]
+    first, last = (int(reached.min()), int(reached.max())) if len(valid) else (0, 0)
+    # The times of each key have a stretch of their own, so that one search finds the rows of all keys.
+    stretch = last - first + 2
+    places = keys * stretch + (reached - first)
+    found = np.searchsorted(places, records.keys * stretch + np.clip(due - first, 0, last - first + 1))
+    senders = np.append(valid, NEVER)[found]
+    senders[np.append(keys, -1)[found] != records.keys] = NEVER
+    return senders
+
+
+def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedRows) -> Results:
+    """The results that rows send: first the records that they send unmatched, then their own results."""
+    by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
+    left, right = matches.left_and_right(records)
+    alone = np.concatenate((by_row, at_once))
+    is_left = records.sides[alone] == LEFT
+    left = np.concatenate((np.where(is_left, alone, -1), left))
+    right = np.concatenate((np.where(is_left, -1, alone), right))
+    causes = np.concatenate((fates.sender[by_row], at_once, matches.cause))
+    # A row first sends the records that were due before it, then those that are due with it.
+    is_due_with_row = fates.due[by_row] > rows.stream_times["before"][fates.sender[by_row]]
+    turns = np.concatenate((is_due_with_row.astype(np.intp), np.full(len(causes) - len(by_row), 2)))
+    # Records are sent unmatched by time, the right side first. The matches are in order.
+    own = np.zeros(len(causes) - len(by_row), np.int64)
+    times_of_due = np.concatenate((records.times[by_row], own))
+    sides_of_due = np.concatenate((records.sides[by_row], own))
+    numbers = np.concatenate((records.order[by_row], np.arange(len(own))))
+    order = np.lexsort((numbers, -sides_of_due, times_of_due, turns, causes))
+    times = np.maximum(*(np.where(each >= 0, records.times[each], -1) for each in (left, right)))
+    return Results(
+        causes[order],
+        records.texts(left[order], right[order]),
+        times[order],
+        dropped={"null_value": np.flatnonzero(~rows.has_value)},
+    )
+
+
+def _released(records: JoinRecords, fates: _Fates) -> Released:
+    chosen = np.flatnonzero(fates.by_release)
+    keys, due, times, sides = (each[chosen] for each in (records.keys, fates.due, records.times, records.sides))
+    order = np.lexsort((records.order[chosen], -sides, times, due, keys))
+    chosen, keys, due, times, sides = (each[order] for each in (chosen, keys, due, times, sides))
+    begins = np.ones(len(chosen), np.bool_)
+    begins[1:] = (np.diff(keys) != 0) | (np.diff(due) != 0)
+    indices = np.arange(len(chosen))
+    numbers = indices - np.maximum.accumulate(np.where(begins, indices, 0))
+    is_left = sides == LEFT
+    values = records.texts(np.where(is_left, chosen, -1), np.where(is_left, -1, chosen))
+    return Released(keys, due, 2 * times + is_left, numbers, times, values)
+
+
+def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]) -> Mask:
+    """Mask of the records that can still be matched after the batch.
+
+    `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
+    """
+    last = rows.last_of_keys(rows.has_value)
+    latest: list[Times] = []
+    for name, of_all in zip(("left", "right"), passed, strict=True):
+        # If all rows of a key lack a value, they do not say how late it is.
+        of_keys = np.where(last >= 0, rows.stream_times[name][last], BEFORE_ALL)
+        latest.append(np.maximum(of_keys, of_all)[records.keys])
+    last_expired = lateness.last_expired(np.where(records.sides == LEFT, *latest))
+    can_match: Mask = records.has_value & (records.times > last_expired)
+    return can_match
