@@ -21,14 +21,13 @@ from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, Result
 from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
 from sluice.operators.lateness import JoinLateness
 
-BEFORE_ALL = -1
-"""The stream time before the first record."""
-
 if TYPE_CHECKING:
     from sluice.operators.joins.stream_join import Sides
 
 NEVER = 1 << 62
 """The number of a row, or of an advance of stream time, that does not exist."""
+_BEFORE_ALL = -1
+"""The stream time before the first record."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, pas
     latest: list[Times] = []
     for name, of_all in zip(("left", "right"), passed, strict=True):
         # If all rows of a key lack a value, they do not say how late it is.
-        of_keys = np.where(last >= 0, rows.stream_times[name][last], BEFORE_ALL)
+        of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
     last_expired = lateness.last_expired(np.where(records.sides == LEFT, *latest))
     can_match: Mask = records.has_value & (records.times > last_expired)
