@@ -1,8 +1,8 @@
 """Processes the rows of a left or outer join of streams in columns, with the results of the operator.
 
 The operator processes the rows of a key one by one in three cases: the rows have no key; they come
-from several partitions, so that times go back; or a record of the key was already due before the
-batch's first record.
+from several partitions, so that times go back; or a record of the key is already due when the batch
+begins, or when the record comes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ColumnJoin:
 
     def _join(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> OperatorRows:
         """Join the rows of the keys for which this is possible. Returns these rows."""
-        is_possible = keys_in_order(keyed) & ~self._has_due_records(keyed)
+        is_possible = keys_in_order(self.operator.lateness, keyed) & ~self._has_due_records(keyed)
         if not is_possible.all():
             part = part.where(is_possible[keyed.key_numbers])
             counts = np.diff(keyed.starts)[is_possible]

@@ -58,17 +58,20 @@ class OuterJoined:
     """Mask of the records that still wait for a match after the batch."""
 
 
-def keys_in_order(rows: KeyedRows) -> Mask:
+def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
     """Mask of the keys for whose rows no time goes back.
 
     Rows of several partitions have stream times of their own. If a time goes back, an earlier row has made more
-    records expire, or has sent more of them unmatched, than the times of the later row show.
+    records expire, or has sent more of them unmatched, than the times of the later row show. A partition that was idle
+    may have a record that is already due, although its partition's stream time has not passed the record's window.
     """
     valid = np.flatnonzero(rows.has_value)
     in_order = np.ones(len(rows.keys), np.bool_)
-    keys = rows.key_numbers[valid]
-    for times in (rows.stream_times["left"], rows.stream_times["right"], _reached(rows)):
+    keys, reached = rows.key_numbers[valid], _reached(rows)
+    for times in (rows.stream_times["left"], rows.stream_times["right"], reached):
         in_order[keys[falls(times[valid], keys)]] = False
+    is_due = _due(lateness, rows.sides, rows.times) <= reached
+    in_order[rows.key_numbers[is_due & ~_is_past(lateness, rows)]] = False
     return in_order
 
 
@@ -78,6 +81,19 @@ def _reached(rows: KeyedRows) -> Times:
     # A record that is out of order does not look for unmatched records with its own time.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
     return reached
+
+
+def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
+    """Mask of the rows whose window has already ended when they come."""
+    after = rows.stream_times["after"]
+    is_past = [lateness.is_past(side, rows.times, after) for side in (LEFT, RIGHT)]
+    return np.where(rows.sides == LEFT, *is_past)
+
+
+def _due(lateness: JoinLateness, sides: Indices, times: Times) -> Times:
+    """The stream time at which each record is sent unmatched if it waits for a match."""
+    due = [lateness.sent_unmatched_at(side, times) for side in (LEFT, RIGHT)]
+    return np.where(sides == LEFT, *due)
 
 
 def join_outer(
@@ -137,22 +153,13 @@ class _Fates:
         is_lone = np.array(outer)[records.sides] & records.has_value
         is_lone[matches.cause] = False
         is_past = np.zeros(len(records.keys), np.bool_)
-        after = rows.stream_times["after"]
-        is_past[:count] = np.where(
-            rows.sides == LEFT,
-            lateness.is_past(LEFT, rows.times, after),
-            lateness.is_past(RIGHT, rows.times, after),
-        )
+        is_past[:count] = _is_past(lateness, rows)
         waited = is_lone & ~is_past
         waited[count:] = [record.waits_for_match for record in records.stored]
         # The matches are sorted by their causes. Of several matches of a record, the first is written last.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
-        due = np.where(
-            records.sides == LEFT,
-            lateness.sent_unmatched_at(LEFT, records.times),
-            lateness.sent_unmatched_at(RIGHT, records.times),
-        )
+        due = _due(lateness, records.sides, records.times)
         sender, released = _senders(records, due, rows), advances_until(due)
         advances = np.append(rows.stream_times["advances"], NEVER)
         until_sender, until_match = (advances[np.minimum(row, count)] for row in (sender, first_match))

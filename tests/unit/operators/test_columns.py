@@ -24,6 +24,8 @@ from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, RowFa
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.joins.unmatched import keys_in_order
+from sluice.operators.lateness import JoinLateness
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
 from sluice.operators.table import Latest
@@ -293,3 +295,16 @@ def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in
     assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
     latest["left"] = np.array([90, 90])
     assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
+
+
+def test_a_record_that_is_due_when_it_comes_is_not_joined_in_columns() -> None:
+    # The partition of key "late" was idle while the other partitions have reached 50.
+    columns = {
+        "value": pa.array(["1", "2"]),
+        "time": pa.array([10, 60]),
+        "side": pa.array([LEFT, LEFT], pa.int32()),
+    }
+    latest = {name: np.array([10, 60]) for name in ("after", "left")}
+    rows = KeyedRows(["late", "new"], np.array([0, 1, 2]), columns, latest | {"before": np.array([50, 50]),
+                     "right": np.array([-1, -1])})  # fmt: skip
+    assert keys_in_order(JoinLateness(within("5 ms")), rows).tolist() == [False, True]
