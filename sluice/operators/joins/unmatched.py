@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
@@ -90,7 +91,7 @@ def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
     return np.where(rows.sides == LEFT, *is_past)
 
 
-def _due(lateness: JoinLateness, sides: Indices, times: Times) -> Times:
+def _due(lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], times: Times) -> Times:
     """The stream time at which each record is sent unmatched if it waits for a match."""
     due = [lateness.sent_unmatched_at(side, times) for side in (LEFT, RIGHT)]
     return np.where(sides == LEFT, *due)
