@@ -41,7 +41,7 @@ from sluice.errors import SettingsError
 
 _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
-LEAST_MEMORY_MB, MEMORY_MB = 1_000, 1_500
+LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
 """The least memory that a run may be given, and the memory that it is given by default."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""

@@ -94,14 +94,14 @@ def test_max_records_is_a_positive_whole_number(text: str) -> None:
         Settings.read({"SLUICE_MAX_RECORDS": text})
 
 
-@pytest.mark.parametrize(("text", "megabytes"), [("1000m", 1_000), ("2500M", 2_500), ("4g", 4_000), ("", 1_500)])
+@pytest.mark.parametrize(("text", "megabytes"), [("1200m", 1_200), ("2500M", 2_500), ("4g", 4_000), ("", 1_500)])
 def test_memory_has_a_unit(text: str, megabytes: int) -> None:
     assert Settings.read({"SLUICE_MEMORY": text}).memory == megabytes
 
 
-@pytest.mark.parametrize("text", ["999m", "0g", "2048", "1.5g", "-2g", "g", "2gb", "²g"])
+@pytest.mark.parametrize("text", ["1199m", "1g", "0g", "2048", "1.5g", "-2g", "g", "2gb", "²g"])
 def test_memory_that_is_too_little_or_unclear_is_rejected(text: str) -> None:
-    with pytest.raises(SettingsError, match=f"SLUICE_MEMORY is '{text}'. Set it to at least 1000m, such as"):
+    with pytest.raises(SettingsError, match=f"SLUICE_MEMORY is '{text}'. Set it to at least 1200m, such as"):
         Settings.read({"SLUICE_MEMORY": text})
 
 

@@ -258,10 +258,10 @@ def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
 
 
 def _rows_per_record(job: Job) -> int:
-    """The most rows that a record has for the operators of a job. Tasks add up the rows for groups while they read."""
+    """The most rows that a record has for operators. Tasks add up the records of combinable aggregates at once."""
     edges = [edge for operator in job.operators for edge in operator.edges_from_records]
     counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
-    return max([1, *counts])
+    return max(counts, default=0)
 
 
 def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:

@@ -1,8 +1,8 @@
 """The number of records in a batch, which follows from the memory that a run may use.
 
 The tasks hold the rows of a batch in memory. How large the rows of a record are depends on the record, and on the steps
-that make rows from it. Therefore, the size of each batch follows from the rows of the batch before it. The first batch
-of a run has a moderate number of records, or fewer if the first unread records are large.
+that make rows from it. Therefore, the size of each batch follows from the rows of an earlier batch. The first batch of
+a run has a moderate number of records, or fewer if the first unread records are large.
 
 A repeated batch keeps its size, because the plan of the batch is in the ledger.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIXED_MB = 850
+FIXED_MB = 1_050
 """The memory of a run's processes without any rows: the JVM, the driver and two workers."""
-_COPIES = 2.5
-"""How often the bytes of a row are in memory at once: as received, as sorted, and as results."""
+_COPIES = 3.5
+"""The memory that tasks need for each byte of their rows: a row as received, as sorted, and its results."""
 ROW_BYTES = 120
 """The bytes of a row besides those of its record's key and value."""
 FEW_RECORDS = 50_000
@@ -40,7 +40,10 @@ class BatchSize:
         return self.given is None and self._bytes_per_record is None
 
     def expect(self, record_bytes: float, rows: int = 1) -> None:
-        """Expect some rows for each record. `record_bytes` are the bytes of its key and value."""
+        """Expect some rows for each record. `record_bytes` are the bytes of its key and value.
+
+        There are no rows of records if tasks add the records up while they read.
+        """
         self._bytes_per_record = (record_bytes + ROW_BYTES) * rows
 
     def measure(self, records: int, row_bytes: int) -> None:
