@@ -354,6 +354,36 @@ class Later:
         self.context.forward(f"set at {timer.time - 20}, fired at {timer.now}")
 
 
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_of_the_timers_of_a_chain_the_earliest_fires_first(drive: Drive, by_one: bool) -> None:
+    pipeline = Pipeline("chain", workers=2)
+    reports = pipeline.stream("numbers", value=int).process(Report, stores={"counts": int}, returns=str).output
+    reports.filter("value LIKE 'event%'").process(Seen, stores={"seen": int}, returns=int).output.to("seen_later")
+    driver = drive(pipeline, clock=1_003)
+    for time in (5, 30):
+        driver.pipe("numbers", 1, "a", timestamp=time)
+        if by_one:
+            driver.commit()
+    assert [(record.value, record.timestamp) for record in driver.read("seen_later")] == [(2, 25)], (
+        "the second report was due at 10 ms, so it comes before the timer of 25 ms"
+    )
+
+
+class Seen:
+    """Sends, 20 ms after each record, how many records it has seen."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[str]) -> None:
+        seen = self.context.store("seen")
+        seen.put("records", seen.get("records", 0) + 1)
+        self.context.schedule(f"after {record.time}", record.time + 20)
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, self.context.store("seen").get("records"))
+
+
 class Rate(Struct):
     factor: int
 

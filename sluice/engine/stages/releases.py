@@ -15,7 +15,7 @@ import numpy as np
 from sluice.engine.batch.row_schemas import BEGIN, END, Position, has_origin
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.joins.stream_join import StreamJoin
-from sluice.values.row_order import end_path
+from sluice.values.row_order import end_path, release
 
 
 class DueKey(NamedTuple):
@@ -86,11 +86,14 @@ class Releases:
             return None
         due, key = head
         # A result that becomes due while a row is processed comes after that row.
-        due_position = max(self.timeline.closing_position(due), self._due[key][1])
+        due_position = turn = max(self.timeline.closing_position(due), self._due[key][1])
         if self._after_record and has_origin(due_position[0]):
             sequence, origin, path = due_position
             due_position = sequence, origin, end_path(path)
-        if due_position < position or (inclusive and due_position == position):
+            # Several processors of a chain may have timers that are due after the same record. As in
+            # Kafka Streams, the earliest of them fires first.
+            turn = sequence, origin, end_path(path) + release(due, before=False)
+        if turn < position or (inclusive and turn == position):
             return self._pop(due_position)
         return None
 

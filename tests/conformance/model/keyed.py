@@ -121,12 +121,21 @@ class Turns(Stream):
         if self.fires_with_rows:
             self.fire()
 
+    @property
+    def next_due(self) -> int | None:
+        """The time of the earliest timer, if it is due."""
+        first = min(self.timers.values(), default=None)
+        return first if first is not None and first <= self.time else None
+
     def fire(self) -> None:
         """Fire the timers that are due."""
-        for key, time in sorted(self.timers.items(), key=lambda timer: (timer[1], timer[0])):
-            if time <= self.time:
-                del self.timers[key]
-                self.send(Record(key, {"n": time % SIZES, "g": None}, time))
+        while self.next_due is not None:
+            self.fire_next()
+
+    def fire_next(self) -> None:
+        key, time = min(self.timers.items(), key=lambda timer: (timer[1], timer[0]))
+        del self.timers[key]
+        self.send(Record(key, {"n": time % SIZES, "g": None}, time))
 
 
 @dataclass(kw_only=True)
@@ -200,10 +209,18 @@ class Punctuate(Stream):
         if self.fires_with_rows and not self.on_wall_clock:
             self.fire()
 
+    @property
+    def next_due(self) -> int | None:
+        """The time of the next punctuation, if it is due."""
+        return self.due if self.due <= self.time else None
+
     def fire(self) -> None:
-        """Send the counts if they are due. A jump over several multiples of the time makes one punctuation."""
-        if self.time < self.due:
-            return
+        """Send the counts if they are due."""
+        if self.next_due is not None:
+            self.fire_next()
+
+    def fire_next(self) -> None:
+        """Send the counts. A jump over several multiples of the time makes one punctuation."""
         self.due = (self.time // self.every + 1) * self.every
         for key in sorted(self.counts, key=str):
             self.send(Record(key, {"n": self.counts[key], "at": self.time}, self.time))

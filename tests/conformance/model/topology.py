@@ -60,9 +60,9 @@ class Topology:
         self._flow.finish(self._fire)
 
     def _fire(self) -> None:
-        """Fire the timers that are due. A processor does so before it gets the results of another one's timers."""
-        for processor in self._by_time:
-            processor.fire()
+        """Fire the timers that are due, the earliest first."""
+        while due := [processor for processor in self._by_time if processor.next_due is not None]:
+            min(due, key=lambda processor: processor.next_due or 0).fire_next()
 
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
