@@ -420,7 +420,19 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     await_more(orders, driver, 2)
     # While another connection writes to the ledger, the driver waits between the Kafka commit and the ledger's commit.
     with closing(sqlite3.connect(orders.home / "ledger.sqlite", timeout=60, isolation_level=None)) as ledger:
-        ledger.execute("BEGIN IMMEDIATE")
+
+        def is_locked_after_a_plan() -> bool:
+            """Lock the ledger if a batch is planned and not published: the driver has to write the plan before."""
+            ledger.execute("BEGIN IMMEDIATE")
+            newest = "SELECT max(number), (SELECT max(batch) FROM snapshots) FROM plans"
+            ((planned, published),) = ledger.execute(newest)
+            if planned > published:
+                return True
+            ledger.execute("ROLLBACK")
+            return False
+
+        assert wait_until(lambda: not driver.runs or is_locked_after_a_plan(), LONG_S), driver.output[-3000:]
+        assert driver.runs, driver.output[-3000:]
         before = int(ledger.execute("SELECT max(batch) FROM snapshots").fetchone()[0])
         assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), driver.output[-3000:]
         assert driver.runs, driver.output[-3000:]
