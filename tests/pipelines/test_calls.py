@@ -379,10 +379,8 @@ async def refuse_first(order: Order) -> Score:
 
 
 def end_before_publishing(rows: Any, batch: int) -> None:
-    """Compute the rows, as publishing does first, and fail."""
-    for of_worker in rows.row_batches.values():
-        for _ in of_worker:
-            pass
+    """Write the rows to the shards, as publishing does first, and fail."""
+    rows.write()
     raise InterruptedError
 
 
