@@ -98,6 +98,8 @@ def main(
     before: Annotated[Path | None, typer.Option(help="Another checkout, whose Sluice is timed too.")] = None,
 ) -> None:
     """Run the programs in turn, and print their costs and ratios."""
+    if unknown := {*(kinds or ())} - {*KINDS}:
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind")
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
         program = build_peer(peer, home) if peer else None

@@ -123,6 +123,7 @@ def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
     own, through = (median([results[name] for results in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW))
     yield Target(f"{OWN_KEY}, one process", 10_000, own.req_s, " req/s")
     yield Target(f"{OWN_KEY}, p99", 5, own.p99_ms, " ms", at_most=True)
+    yield Target(f"{OWN_KEY} / Kafka Streams' own key", 0.9, ratio(rounds, OWN_KEY))
     yield Target(f"{REMOTE_KEY} / Kafka Streams' remote key", 1, ratio(rounds, REMOTE_KEY))
     yield Target(f"{EVERYTHING} / Kafka Streams' from both", 2, ratio(rounds, EVERYTHING))
     yield Target(f"{THROUGH_AIRFLOW} / {OPEN}", 0.8, ratio(rounds, THROUGH_AIRFLOW))
