@@ -149,8 +149,11 @@ def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
 
 def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[str, str]:
     """The environment of a `sluice` command whose other settings have their defaults."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    # With this checkout's PYTHONPATH, the `sluice` of another checkout would run this checkout's code.
+    inherited.pop("PYTHONPATH", None)
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+        **inherited,
         "SLUICE_HOME": str(home),
         "SLUICE_JARS": str(settings().jars),
         "SLUICE_PIPELINES": str(pipelines),
