@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 FIXED_MB = 1_050
 """The memory of a run's processes without any rows: the JVM, the driver and two workers."""
-_COPIES = 3.5
+_COPIES = 4
 """The memory that tasks need for each byte of their rows: a row as received, as sorted, and its results."""
 ROW_BYTES = 120
 """The bytes of a row besides those of its record's key and value."""
