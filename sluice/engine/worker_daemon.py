@@ -104,7 +104,7 @@ def _take_over(caller: socket.socket) -> None:
 
 
 def hand_over() -> bool:
-    """Let a prepared daemon take this process's place, and wait for its end. Returns False if there is none."""
+    """Hand over to the prepared daemon, and wait until it ends. Returns False if no daemon is prepared."""
     path = os.environ.get(PREPARED_DAEMON)
     # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
     if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:

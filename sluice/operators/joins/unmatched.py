@@ -130,7 +130,7 @@ class _Fates:
     due: Times
     """The stream time at which each record is sent unmatched if it waits."""
     sender: Indices
-    """For each record, the first row that sends it unmatched if it waits; NEVER if there is none."""
+    """The first row that sends a waiting record unmatched, for each record; NEVER if no row does."""
     at_once: Mask
     """Mask of the records that their own row sends unmatched."""
     by_row: Mask
