@@ -24,8 +24,9 @@ import pyarrow as pa
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import reason_of, refuse_duplicates
+from sluice.engine.read.json_columns import JsonColumns, Run
 from sluice.engine.read.record_keys import RecordKeys
-from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, failing_places
+from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
@@ -75,6 +76,16 @@ class ValueDecoder:
     @cached_property
     def keys(self) -> RecordKeys:
         return RecordKeys(self.columns)
+
+    @cached_property
+    def _json_columns(self) -> JsonColumns | None:
+        return JsonColumns.of(self.source)
+
+    def runs(self, texts: pa.Array) -> Iterable[Run]:
+        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one."""
+        if self._json_columns is None:
+            return [Run(0, len(texts), None)]
+        return self._json_columns.runs(texts)
 
     @property
     def _is_json(self) -> bool:
@@ -336,7 +347,7 @@ class ValueDecoder:
     def column_of(
         self,
         field: SourceField,
-        values: Sequence[Any],
+        values: Values,
         kafka_keys: pa.Array,
     ) -> pa.Array:
         """The job's column for a field.

@@ -51,7 +51,7 @@ class TableReader(Reader):
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterator[pa.RecordBatch]:
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[output.topic]
@@ -77,7 +77,7 @@ class TableReader(Reader):
         self._reject(batch, output, dead_letters)
         output.counts["applied"] += len(changes)
         texts = _texts(decoder, [values[place] for place in applied])
-        return self._state_rows(self.groups[output.topic], changes, texts)
+        yield self._state_rows(self.groups[output.topic], changes, texts)
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:

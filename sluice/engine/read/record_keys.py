@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import DuplicateField, refuse_duplicates
-from sluice.engine.read.value_columns import ValueColumns
+from sluice.engine.read.value_columns import ValueColumns, Values
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source
@@ -62,7 +62,7 @@ class RecordKeys:
             return key_texts(raw)
         return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
 
-    def of_field(self, values: Sequence[Any], name: str) -> pa.Array:
+    def of_field(self, values: Values, name: str) -> pa.Array:
         """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
         column = self.columns.column(values, name)
         try:
@@ -77,7 +77,7 @@ class RecordKeys:
         require_short_keys(name, keys)
         return keys
 
-    def of_records(self, values: Sequence[Any], kafka_keys: pa.Array) -> pa.Array:
+    def of_records(self, values: Values, kafka_keys: pa.Array) -> pa.Array:
         """The keys of records of a source whose key is a field, or several fields.
 
         Raises UnusableKeyError if any record has no key.
@@ -85,7 +85,8 @@ class RecordKeys:
         name = self.source.key
         assert name is not None
         keys = self.of_field(values, name) if len(self.source.key_fields) == 1 else self._of_fields(values)
-        if self.source.keeps_nulls and any(value is None for value in values):
+        has_objects = not isinstance(values, pa.RecordBatch)
+        if self.source.keeps_nulls and has_objects and any(value is None for value in values):
             texts = keys.to_pylist()
             for place, value in enumerate(values):
                 if value is None:
@@ -98,7 +99,7 @@ class RecordKeys:
             raise UnusableKeyError("null_key", f"{name}, which is the table's key, is null")
         return keys
 
-    def _of_fields(self, values: Sequence[Any]) -> pa.Array:
+    def _of_fields(self, values: Values) -> pa.Array:
         """The texts of keys of several fields. A table's row needs all of them."""
         names, key = self.source.key_fields, self.source.key or ""
         columns = [self.columns.column(values, name) for name in names]

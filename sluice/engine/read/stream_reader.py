@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, ORDER
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import Problems, earliest_valid_time, invalid_times
 from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
-from sluice.engine.read.value_columns import failing_places
+from sluice.engine.read.value_columns import Values, failing_places
 from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
 from sluice.sql.arrow_types import arrow_type
@@ -110,7 +110,7 @@ class Reader:
                     output.counts["read"] += records.num_rows
                     output.last = _last(records)
                     in_sequence = self._with_sequence(records, output, start) if self.sequenced else records
-                    yield self._decode(in_sequence, output, start.begun)
+                    yield from self._decode(in_sequence, output, start.begun)
         for output in outputs.values():
             # The other reader makes the counts and the dead letters of these topics.
             if output.topic in self.uncounted:
@@ -126,7 +126,7 @@ class Reader:
             )
             self.side_outputs.add_stats(output.name, stats)
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterable[pa.RecordBatch]:
         raise NotImplementedError
 
     def _with_sequence(
@@ -213,8 +213,42 @@ class StreamReader(Reader):
         """The rows' columns as an Arrow schema."""
         return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> pa.RecordBatch:
+    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[output.topic]
+        for run in decoder.runs(batch.column("value")):
+            records = batch.slice(run.begin, run.end - run.begin)
+            columns = None
+            if run.values is not None:
+                columns = self._valid_columns(decoder, records, run.values, output, clock)
+            if columns is None:
+                columns = self._decode_each(decoder, records, output, clock)
+            yield self._record_batch(columns)
+
+    def _record_batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        schema, count = self.schema, len(columns["_time"])
+        # Columns of the other sources' fields are null in this source's records.
+        arrays = [columns.get(column.name, pa.nulls(count, column.type)) for column in schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _valid_columns(
+        self,
+        decoder: ValueDecoder,
+        records: pa.RecordBatch,
+        values: Values,
+        output: PartitionOutput,
+        clock: int,
+    ) -> dict[str, pa.Array] | None:
+        """The rows' columns, or None if not all records fit the columns and have valid event times."""
+        try:
+            columns = self._columns(decoder, records, values, output, clock)
+        except (pa.ArrowException, OverflowError, ValueError):
+            return None
+        return None if any(invalid_times(decoder, columns["_time"], clock)) else columns
+
+    def _decode_each(
+        self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
+    ) -> dict[str, pa.Array]:
+        """The columns of the valid records among those of a batch. The other records are rejected."""
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
@@ -242,16 +276,13 @@ class StreamReader(Reader):
                 replace_invalid=True,
             )
         self._reject(batch, output, dead_letters)
-        # Columns of the other sources' fields are null in this source's records.
-        schema, count = self.schema, kept.num_rows
-        arrays = [columns.get(column.name, pa.nulls(count, column.type)) for column in schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return columns
 
     def _columns(
         self,
         decoder: ValueDecoder,
         kept: pa.RecordBatch,
-        values: Sequence[Any],
+        values: Values,
         output: PartitionOutput,
         clock: int,
         *,
@@ -320,17 +351,8 @@ class StreamReader(Reader):
         end: int,
     ) -> bool:
         """Whether all records in a range fit the columns and have valid event times."""
-        try:
-            columns = self._columns(
-                decoder,
-                records.slice(begin, end - begin),
-                values[begin:end],
-                output,
-                clock,
-            )
-        except (pa.ArrowException, OverflowError, ValueError):
-            return False
-        return not any(invalid_times(decoder, columns["_time"], clock))
+        some = records.slice(begin, end - begin)
+        return self._valid_columns(decoder, some, values[begin:end], output, clock) is not None
 
     def _problems(
         self,

@@ -8,7 +8,7 @@ from datetime import date, datetime
 from decimal import Context, Decimal, Inexact
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -26,6 +26,8 @@ from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
 
 ARROW_TYPES = (Decimal, datetime, date, bytes)
 """The Python types whose values Arrow takes unchanged."""
+Values: TypeAlias = Sequence[Any] | pa.RecordBatch
+"""Decoded values: an object for each value, or a column for each field, without nulls (see `JsonColumns`)."""
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 
 
@@ -51,12 +53,14 @@ class ValueColumns:
         kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
         return frozenset(name for name, kind in kinds.items() if contract_values.needs_plain_data(kind))
 
-    def column(self, values: Sequence[Any], name: str) -> pa.Array:
+    def column(self, values: Values, name: str) -> pa.Array:
         """A field of the values as an Arrow column.
 
         Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
         pipeline's zone. If this time occurs twice, because clocks were turned back, the earlier occurrence is meant.
         """
+        if isinstance(values, pa.RecordBatch):
+            return values.column(name)
         try:
             return self.column_of_fields(self._fields(values, name), name)
         except (pa.ArrowException, OverflowError, ValueError) as error:
@@ -116,7 +120,7 @@ class ValueColumns:
 
     def event_times(
         self,
-        values: Sequence[Any],
+        values: Values,
         record_times: pa.Array,
         clock: int,
     ) -> pa.Array:
@@ -132,7 +136,7 @@ class ValueColumns:
         times = self._numbers_in_ms(column) if pa.types.is_integer(column.type) else _milliseconds(column)
         # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
         # used.
-        if self.source.keeps_nulls:
+        if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):
             empty = pa.array([value is None for value in values], pa.bool_())
             times = pc.if_else(empty, _milliseconds(record_times), times)
         return times
