@@ -43,15 +43,20 @@ def serve(
             help="Serve at the address of another server whose shards are lost for good.",
         ),
     ] = False,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Processes that answer requests; a process uses one core."),
+    ] = 1,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
     from sluice.server import state_server
+    from sluice.server.shared import shared_among
     from sluice.state.ledger.ledger import Ledger
 
     with errors_as_messages():
-        options = state_server.Options(port, bind, host, certificate, key, rest, take_over)
-        with Ledger.open(settings().ledger) as ledger:
-            app = state_server.make_app(ledger, settings(), options)
+        options = state_server.Options(port, bind, host, certificate, key, rest, take_over, processes)
+        with Ledger.open(settings().ledger) as ledger, shared_among(processes) as shared:
+            app = state_server.make_app(ledger, settings(), options, shared)
             numbers = _numbers(workers) if workers else []
 
             def started() -> None:
@@ -63,7 +68,8 @@ def serve(
                 where = f"{'https' if certificate else 'http'}://{address_of(options.name, port)}"
                 out.print(f"State server listens on {where}", soft_wrap=True)
 
-            state_server.serve(app, options, started)
+            further = state_server.further_processes(settings(), options, shared)
+            state_server.serve(app, options, started, further=further)
 
 
 def move(

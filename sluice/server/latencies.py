@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, MutableSequence, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,54 +19,64 @@ _NAMES = {"/local": "shard", "/sluice": "rest", "/v1": "route"}
 """The first segment of a request's path → the kind of request, as the metric's label names it."""
 
 
-class _Histogram:
-    """The durations of requests of one kind, with one class of status."""
+_BUCKETS = len(SECONDS) + 1
+_WIDTH = _BUCKETS + 1
+"""The numbers of a histogram: for each bucket, the number of durations in it, without those in the
+buckets below it; then the sum of all durations in seconds."""
+_BEGINS = {kind: number * _WIDTH for number, kind in enumerate(product(_NAMES, range(1, 6)))}
+"""The first segment of a path, and the first digit of a status → where their histogram begins."""
+FIGURES = len(_BEGINS) * _WIDTH
+"""The number of all numbers of a process."""
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(SECONDS) + 1)
-        """The number of durations in each bucket, without those in the buckets below it."""
-        self.seconds = 0.0
 
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.seconds += seconds
+def no_figures() -> MutableSequence[float]:
+    """The figures of a process that has answered nothing."""
+    return array("d", bytes(8 * FIGURES))
 
 
 class Latencies:
-    """Measures how long a server's apps take to answer requests, from the server's start on."""
+    """Measures how long a server's apps take to answer requests, from the server's start on.
 
-    def __init__(self) -> None:
-        self._histograms: dict[tuple[str, int], _Histogram] = {}
-        """The kind of request, and the first digit of the response's status → the durations."""
+    `figures` has the histograms of each of the server's processes. This process has the number `own`.
+    """
+
+    def __init__(self, figures: Sequence[MutableSequence[float]], own: int = 0) -> None:
+        self._figures = figures
+        self._own = figures[own]
 
     def measurements(self) -> Iterator[Measurement]:
         """The histograms of all requests, one for each kind of request and class of status."""
-        for (asked_for, status), histogram in self._histograms.items():
-            labels = (("for", asked_for), ("status", f"{status}xx"))
-            for bound, count in zip_longest(SECONDS, histogram.counts):
+        figures = [sum(of_processes) for of_processes in zip(*self._figures, strict=True)]
+        for (prefix, status), begin in _BEGINS.items():
+            *counts, seconds = figures[begin : begin + _WIDTH]
+            if not any(counts):
+                continue
+            labels = (("for", _NAMES[prefix]), ("status", f"{status}xx"))
+            for bound, count in zip_longest(SECONDS, counts):
                 le = UNBOUNDED if bound is None else f"{bound:g}"
                 if count:
-                    yield Measurement(f"{_NAME}{BUCKET}", count, (*labels, ("le", le)))
-            yield Measurement(f"{_NAME}{SUM}", histogram.seconds, labels)
+                    yield Measurement(f"{_NAME}{BUCKET}", int(count), (*labels, ("le", le)))
+            yield Measurement(f"{_NAME}{SUM}", seconds, labels)
 
     def of(self, prefix: str, app: ASGIApp) -> ASGIApp:
         """An app that measures the time from each request to `app` until the answer begins.
 
         `app` is mounted under `prefix`.
         """
-        asked_for = _NAMES.get(prefix)
-        if asked_for is None:
+        if prefix not in _NAMES:
             return app
 
         def measured(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-            scope[BEGUN] = partial(self._add, asked_for, time.monotonic())
+            scope[BEGUN] = partial(self._add_since, prefix, time.monotonic())
             return app(scope, receive, send)
 
         return measured
 
-    def _add(self, asked_for: str, since: float, status: int) -> None:
-        kind = asked_for, status // 100
-        histogram = self._histograms.get(kind)
-        if histogram is None:
-            histogram = self._histograms[kind] = _Histogram()
-        histogram.add(time.monotonic() - since)
+    def _add_since(self, prefix: str, since: float, status: int) -> None:
+        self.add(prefix, status, time.monotonic() - since)
+
+    def add(self, prefix: str, status: int, seconds: float) -> None:
+        """Count an answer of the app that is mounted under `prefix`."""
+        begin = _BEGINS[prefix, status // 100]
+        self._own[begin + bisect_left(SECONDS, seconds)] += 1
+        self._own[begin + _BUCKETS] += seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSet
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from sluice.errors import Refused
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.local_worker import LocalWorker
 from sluice.query.workers import OpenWorkers
+from sluice.server.shared import ShardId
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -38,6 +39,7 @@ class ServedShards:
         host: str,
         port: int,
         clock: Callable[[], float] = time.monotonic,
+        arriving: MutableSet[ShardId] | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -50,7 +52,7 @@ class ServedShards:
         self._refreshed_at = float("-inf")
         self._served: set[tuple[str, int]] = set()
         self._served_before: set[tuple[str, int]] = set()
-        self._arriving: set[tuple[GenerationRef, int]] = set()
+        self._arriving = set[ShardId]() if arriving is None else arriving
         self._open = OpenWorkers[LocalWorker](clock)
 
     @property

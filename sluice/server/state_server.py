@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,13 @@ from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.errors import Refused, SettingsError, StateError, sentence
 from sluice.query import Reader
 from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
+from sluice.server.further_processes import FurtherProcesses
 from sluice.server.http_protocol import PatientProtocol
 from sluice.server.latencies import Latencies
 from sluice.server.local_routes import LocalApp, not_found
 from sluice.server.metrics_route import MetricsApp
 from sluice.server.served_shards import ServedShards, identity_of
+from sluice.server.shared import Shared
 from sluice.server.token_required import TokenRequired
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
@@ -34,6 +40,8 @@ from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
 from sluice.support.startup import freeze_imports
 from sluice.values.host_ports import address_of, is_host
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 512
 _GIVE_A_NAME = "Give the name by which the other hosts reach this one: --host."
@@ -54,6 +62,8 @@ class Options:
     """Whether to serve the REST API too, to holders of the token."""
     take_over: bool = False
     """Whether to take the address over from another server."""
+    processes: int = 1
+    """The number of processes that answer requests."""
 
     def __post_init__(self) -> None:
         """Raise SettingsError unless the name is a host name or the address of one host."""
@@ -181,19 +191,20 @@ def _addresses(host: str) -> set[str]:
     return {str(address[0]).partition("%")[0] for *_, address in infos}
 
 
-def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIApp:
+def make_app(ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None) -> ASGIApp:
     """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
-    Every request needs the token.
+    Every request needs the token. `shared` is None in a server of one process.
     """
+    shared = shared or Shared()
     if not configuration.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",
             next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
             "secrets; print(secrets.token_urlsafe())'",
         )
-    shards = ServedShards(ledger, configuration.shards, options.name, options.port)
-    latencies = Latencies()
+    shards = ServedShards(ledger, configuration.shards, options.name, options.port, arriving=shared.arriving)
+    latencies = Latencies(shared.latencies, shared.number)
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
         "/metrics": MetricsApp(ledger, configuration, shards.served_location, latencies),
@@ -208,11 +219,41 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options) -> ASGIA
     return TokenRequired(_Mounts(measured), configuration.server_token, shards.card)
 
 
-def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
+def further_processes(configuration: Settings, options: Options, shared: Shared) -> FurtherProcesses | None:
+    """The processes of a state server besides this one; None if it has one process."""
+    if options.processes == 1:
+        return None
+    serve_further = partial(_serve_further, configuration, options, shared)
+    return FurtherProcesses(range(1, options.processes), serve_further, shared.remove)
+
+
+def _serve_further(
+    configuration: Settings,
+    options: Options,
+    shared: Shared,
+    number: int,
+    sockets: Sequence[socket.socket],
+    started: Callable[[], None],
+) -> None:
+    """Serve in a further process with this number, at sockets of the first process."""
+    with Ledger.open(configuration.ledger) as ledger:
+        app = make_app(ledger, configuration, options, shared.of_process(number))
+        serve(app, options, started, sockets=sockets)
+
+
+def serve(
+    app: ASGIApp,
+    options: Options,
+    started: Callable[[], None],
+    *,
+    further: FurtherProcesses | None = None,
+    sockets: Sequence[socket.socket] | None = None,
+) -> None:
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
+    Starts and ends the processes `further`. A further process passes the `sockets` of the first.
     Raises SettingsError for a certificate or key that cannot be read, and StateError if the address
-    cannot be used.
+    cannot be used or a further process does not start.
     """
     config = uvicorn_config(app, options)
     try:
@@ -223,9 +264,9 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
             next_step="Give PEM files that belong together: --certificate and --key.",
         ) from None
     freeze_imports()
-    server = _Server(config, started)
+    server = _Server(config, started, further)
     try:
-        server.run()
+        server.run(None if sockets is None else [*sockets])
     except SystemExit:
         # Uvicorn exits for an address in use as well as after a signal.
         if server.started:
@@ -235,6 +276,9 @@ def serve(app: ASGIApp, options: Options, started: Callable[[], None]) -> None:
             f"The server cannot listen on {address_of(options.bind, options.port)}.",
             next_step="Choose a free port with --port, and an address of this host with --bind.",
         ) from None
+    finally:
+        if further is not None:
+            further.end()
 
 
 def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
@@ -279,17 +323,47 @@ class _AdmissionConfig(uvicorn.Config):
 
 
 class _Server(uvicorn.Server):
-    """Calls `started` once the server accepts requests."""
+    """Calls `started` once the server accepts requests, and starts and stops its further processes."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None) -> None:
         super().__init__(config)
         self._on_started = started
+        self._further = further
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        await super().startup(sockets)  # type: ignore[arg-type]
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._further is not None:
+            self._sockets = sockets = await self._bind()
+            # This process begins to accept connections last. Otherwise, clients that wait for the server
+            # would all connect to this process.
+            await self._further.start(sockets)
+        await super().startup(sockets)
         if self.started:
             # The function sends this server a request, so it must not keep the event loop waiting.
             await asyncio.to_thread(self._on_started)
+
+    async def _bind(self) -> list[socket.socket]:
+        """Sockets at the server's address that do not listen yet."""
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(asyncio.Protocol, self.config.host, self.config.port, start_serving=False)
+        except OSError as error:
+            log.error(error)
+            sys.exit(1)
+        sockets = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+        server.close()
+        return sockets
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._further is not None:
+            self._further.begin_stop()
+            sockets = self._sockets
+        await super().shutdown(sockets)
+        if self._further is not None:
+            # Uvicorn then ends this process with the signal that it has received. The further processes end
+            # together with this process, so it has to wait until they have answered their requests.
+            await asyncio.to_thread(self._further.end)
 
 
 class _WithState:

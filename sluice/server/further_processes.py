@@ -1,0 +1,147 @@
+"""Further processes of a state server, so that it uses more than one core.
+
+Python executes one thread of a process at a time. The first process of a state server binds the
+address. The further processes accept connections at the same sockets, and have their own
+connections to the ledger and to the shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from threading import Thread
+
+from sluice.errors import StateError
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""How long a process may take until it accepts connections."""
+RESTART_SECONDS = 1.0
+"""How long after the end of a process another one takes its place."""
+STOP_SECONDS = 12.0
+"""How long a process may take to end; longer than it lets requests end."""
+
+_SPAWN = multiprocessing.get_context("spawn")
+"""New processes are not forked, because libraries may have started threads in this process."""
+
+Serve = Callable[[int, Sequence[socket.socket], Callable[[], None]], None]
+"""Serves in a further process until it receives a signal to stop. Takes the process's number, the
+sockets to listen on, and the function to call when the process accepts connections."""
+
+
+class FurtherProcesses:
+    """The further processes, which end with this process.
+
+    A process that ends otherwise, for example because the system kills it, is replaced by another one.
+    `ended` is called when all processes have ended.
+    """
+
+    def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None] = lambda: None) -> None:
+        self._numbers = numbers
+        self._serve = serve
+        self._ended = ended
+        self._sockets: Sequence[socket.socket] = ()
+        self._processes: dict[int, SpawnProcess] = {}
+        self._restarts: dict[int, asyncio.TimerHandle] = {}
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        """Start the processes. Returns when all of them accept connections at these sockets.
+
+        Raises StateError if one does not.
+        """
+        self._sockets = sockets
+        starting = [self._start(number) for number in self._numbers]
+        for started in starting:
+            if not await asyncio.to_thread(_has_started, started):
+                raise StateError(
+                    "A process of the state server has not started.",
+                    next_step="Look for its error in the server's log.",
+                )
+
+    def _start(self, number: int) -> Connection:
+        """Start a process. Returns the connection at which the process reports that it accepts connections."""
+        started, report = _SPAWN.Pipe(duplex=False)
+        process = _SPAWN.Process(target=_run, args=(self._serve, number, self._sockets, report))
+        process.start()
+        report.close()
+        self._processes[number] = process
+        asyncio.get_running_loop().add_reader(process.sentinel, self._replace, number)
+        return started
+
+    def _replace(self, number: int) -> None:
+        process = self._processes.pop(number)
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        log.error("Process %d of the state server ended (exit code %s). Another one starts.", number, process.exitcode)
+        self._start_later(number)
+
+    def _start_later(self, number: int) -> None:
+        self._restarts[number] = asyncio.get_running_loop().call_later(RESTART_SECONDS, self._start_again, number)
+
+    def _start_again(self, number: int) -> None:
+        try:
+            self._start(number).close()
+        except OSError:
+            log.exception("Process %d of the state server could not be started", number)
+            self._start_later(number)
+
+    def begin_stop(self) -> None:
+        """Let the processes accept no further connections, and end when they have answered their requests."""
+        loop = asyncio.get_running_loop()
+        for restart in self._restarts.values():
+            restart.cancel()
+        for process in self._processes.values():
+            loop.remove_reader(process.sentinel)
+            process.terminate()
+
+    def end(self) -> None:
+        """Wait until the processes have ended. Those that take too long are killed."""
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.join(STOP_SECONDS)
+            process.kill()
+            process.join()
+        self._ended()
+
+
+def _has_started(started: Connection) -> bool:
+    """Wait until a process reports that it has started. False if it ends or takes too long."""
+    with started, suppress(EOFError):
+        if started.poll(START_SECONDS):
+            started.recv()
+            return True
+    return False
+
+
+def _run(serve: Serve, number: int, sockets: Sequence[socket.socket], report: Connection) -> None:
+    """The main function of a further process."""
+
+    def started() -> None:
+        # Nobody waits for the report of a process that replaces another one.
+        with report, suppress(OSError):
+            report.send(None)
+
+    Thread(target=_end_with_first_process, daemon=True).start()
+    # Ctrl-C in a terminal reaches all processes.
+    with suppress(KeyboardInterrupt):
+        serve(number, sockets, started)
+
+
+def _end_with_first_process() -> None:
+    """End this process at once if the first process has ended without ending this process, as when it is killed.
+
+    Otherwise, a new server could not use the address.
+    """
+    first = multiprocessing.parent_process()
+    assert first is not None
+    first.join()
+    os._exit(1)
