@@ -107,6 +107,28 @@ class Results:
     """The indices of the rows that are late for all of their windows."""
 
 
+@dataclass(frozen=True)
+class ReleasedResults:
+    """Results that are sent because stream time advances."""
+
+    key_texts: pa.Array
+    """The texts of the keys, by number."""
+    keys: Indices
+    """The number of each result's key."""
+    due: Times
+    """The stream time at which each result is sent."""
+    ranks: Times
+    """The rank of each result (see `Output.emit`)."""
+    numbers: Indices
+    """The number of each result among the results of its key that are due at the same time."""
+    times: Times
+    values: pa.Array
+
+    def texts_of_keys(self) -> pa.Array:
+        """The text of each result's key."""
+        return self.key_texts.take(pa.array(self.keys))
+
+
 S = TypeVar("S")
 
 

@@ -155,7 +155,9 @@ def offset_of(origin: int) -> int:
 
 def sorted_indices(table: pa.Table) -> npt.NDArray[np.intp]:
     """The indices that sort the rows by position. Rows with the same position keep their order."""
-    return np.lexsort(position_keys(table))
+    names = [name for name in SORT_KEY if name in table.column_names]
+    order = pc.sort_indices(table, [(name, "ascending") for name in names])
+    return np.asarray(order).astype(np.intp)
 
 
 def position_keys(table: pa.Table) -> list[Integers]:

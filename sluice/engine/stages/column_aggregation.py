@@ -17,14 +17,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import LAST, SORT_KEY, sorted_indices
 from sluice.engine.batch.stream_time import Mask, Times
+from sluice.engine.stages.emitted_rows import emitted_rows
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.stage_output import StageOutput
-from sluice.engine.stages.window_results import WindowResults, closed_rows, emitted_rows
+from sluice.engine.stages.window_results import WindowResults, closed_rows
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.column_functions import (
     Aggregates,
@@ -78,7 +80,7 @@ class Records:
     rows: Numbers
     """The indices of the records in the batch."""
     key_texts: pa.Array
-    """The texts of the keys, by number."""
+    """The texts of the keys, by number, in order."""
     line: Line
     places: Numbers
     """The number of each record on `line`, which orders all records by key and time."""
@@ -158,7 +160,7 @@ class ColumnAggregation:
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
         try:
-            aggregated = self._aggregate(table, self._closing_time(batch), output)
+            aggregated = self._aggregate(table, batch.key_texts, self._closing_time(batch), output)
         except (TooManyWindowsError, NumbersTooLargeError):
             return batch
         is_left = np.ones(len(table), np.bool_)
@@ -177,12 +179,12 @@ class ColumnAggregation:
         """Whether results may have headers of records."""
         return bool(self.suppressing) and table.column("headers").null_count < len(table)
 
-    def _aggregate(self, table: pa.Table, before: Times, output: StageOutput) -> Numbers:
+    def _aggregate(self, table: pa.Table, key_texts: pa.Array, before: Times, output: StageOutput) -> Numbers:
         """Aggregate the records whose order does not matter, and return the indices of their rows."""
         complete = self._complete(table)
         if not len(complete):
             return complete
-        records = self._records(table, complete, before)
+        records = self._records(table, key_texts, complete, before)
         if not len(records.rows):
             return records.rows
         windows = spread_windows(self.window, records.line, records.places, records.neighbourhoods)
@@ -221,16 +223,15 @@ class ColumnAggregation:
             is_complete &= boolean_mask(table.column("value").is_valid())
         return np.flatnonzero(is_complete)
 
-    def _records(self, table: pa.Table, complete: Numbers, before: Times) -> Records:
+    def _records(self, table: pa.Table, key_texts: pa.Array, complete: Numbers, before: Times) -> Records:
         """Of the rows with the indices `complete`, the records whose order does not matter."""
         window = self.window
         times = table.column("time").to_numpy()[complete]
-        encoded = table.column("key").take(pa.array(complete)).combine_chunks().dictionary_encode()
-        keys = encoded.dictionary.to_pylist()
-        held = HeldWindows.of(KeyStates(keys, self.run.states, self.operator.new_state))
+        keys = pc.index_in(table.column("key").take(pa.array(complete)), key_texts).to_numpy()
+        held = HeldWindows.of(KeyStates(key_texts.to_pylist(), self.run.states, self.operator.new_state))
         all_times = np.concatenate((times, held.starts, held.times))
-        line = Line.over(len(encoded.dictionary), all_times, reach_of(window))
-        places = line.places(encoded.indices.to_numpy(), times)
+        line = Line.over(len(key_texts), all_times, reach_of(window))
+        places = line.places(keys, times)
         order = np.argsort(places, kind="stable")
         places, sorted_rows = places[order], complete[order]
         begins, ends = self._spans(line, held)
@@ -246,7 +247,7 @@ class ColumnAggregation:
                 needs_order[of_held[are_apart(begins, ends, window.gap_ms)]] = True
             case _:  # the bounds of a window depend on no other window
                 pass
-        records = Records(sorted_rows, encoded.dictionary, line, places, neighbourhoods, held, of_held)
+        records = Records(sorted_rows, key_texts, line, places, neighbourhoods, held, of_held)
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:

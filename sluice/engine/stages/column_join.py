@@ -14,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.row_schemas import BEGIN
+from sluice.engine.stages.emitted_rows import released_rows
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
-from sluice.engine.stages.result_paths import release_paths, result_paths
 from sluice.engine.stages.stage_output import StageOutput
 from sluice.engine.stages.timeline import Timeline
-from sluice.engine.stages.window_results import emitted_rows
 from sluice.operators.columns import KeyedRows, KeyStates, Mask
 from sluice.operators.joins.stream_join import StreamJoin
-from sluice.operators.joins.unmatched import Released, keys_in_order
+from sluice.operators.joins.unmatched import keys_in_order
 
 FEWEST_ROWS = 100
 """Fewer rows than this are joined faster one by one."""
@@ -76,7 +75,7 @@ class ColumnJoin:
         results, released = joined
         output.add_columns(self.run.spec, results, keyed, part)
         if len(released.keys):
-            output.add_rows(self._released_rows(released, pa.array(keyed.keys, pa.string())))
+            output.add_rows(released_rows(self.run.spec.number, self.timeline, released, {}, before=True))
         assert self.run.releases is not None
         for key in keyed.keys:
             # The results of the key that were due in this batch are sent now.
@@ -94,13 +93,3 @@ class ColumnJoin:
             due = self.operator.release_due(state)
             has_due[number] = due is not None and due <= self.timeline.closed_before
         return has_due
-
-    def _released_rows(self, released: Released, keys: pa.Array) -> pa.RecordBatch:
-        """The rows of results that are sent before the row that advances stream time."""
-        advances = self.timeline.closings(released.due)
-        keys_of_results = keys.take(pa.array(released.keys))
-        paths = release_paths(advances.column("path").combine_chunks(), released.ranks, keys_of_results, before=True)
-        columns = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin", "headers")}
-        columns |= {"path": result_paths(paths, released.numbers), "key": keys_of_results}
-        columns |= {"value": released.values, "time": pa.array(released.times)}
-        return emitted_rows(self.run.spec.number, len(released.keys), columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Self
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import SORT_KEY, Position, position_keys, ranks, stable_order
+from sluice.engine.batch.row_schemas import SORT_KEY, Position, ranks, sorted_indices, stable_order
 from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
@@ -74,11 +75,17 @@ class OperatorRows:
 
         The keys are sorted, because the shard stores neighbouring keys close to each other.
         """
-        keys = self.columns["key"]
-        if side is not None:
-            keys = keys.filter(pc.equal(self.columns["side"], side))
-        different: list[str] = pc.drop_null(pc.unique(keys)).sort().to_pylist()
+        if side is None:
+            texts = self.key_texts
+        else:
+            texts = _different_texts(self.columns["key"].filter(pc.equal(self.columns["side"], side)))
+        different: list[str] = texts.to_pylist()
         return different
+
+    @cached_property
+    def key_texts(self) -> pa.Array:
+        """The different keys of all rows, sorted."""
+        return _different_texts(self.columns["key"])
 
     @property
     def sides(self) -> list[int]:
@@ -92,11 +99,11 @@ class OperatorRows:
 
     def in_order(self) -> Self:
         """The rows sorted by position."""
-        return self._take(np.lexsort(self._position_keys()))
+        return self._take(self._order())
 
     def last_of_keys(self) -> Self:
         """The last row of each key, by position, without old values. Rows without a key are all kept."""
-        order = np.lexsort(self._position_keys())
+        order = self._order()
         codes = self.columns["key"].dictionary_encode()
         numbers = np.asarray(pc.fill_null(codes.indices, -1))[order]
         is_new = ~np.asarray(self.columns["old"].to_numpy(zero_copy_only=False))[order]
@@ -112,7 +119,7 @@ class OperatorRows:
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as OperatorRows.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
-        order = np.lexsort(self._position_keys())
+        order = self._order()
         order = order[stable_order(key_ranks[order])]
         sorted_ranks = key_ranks[order]
         starts = np.append(np.flatnonzero(np.diff(sorted_ranks, prepend=-1)), len(self))
@@ -133,8 +140,9 @@ class OperatorRows:
         keys = self.columns["key"].take(pa.array(starts[:-1])).to_pylist()
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 
-    def _position_keys(self) -> list[npt.NDArray[np.int64]]:
-        return position_keys(pa.table({name: self.columns[name] for name in SORT_KEY}))
+    def _order(self) -> npt.NDArray[np.intp]:
+        """The indices that sort the rows by position."""
+        return sorted_indices(pa.table({name: self.columns[name] for name in SORT_KEY}))
 
     def _take(self, indices: npt.NDArray[np.intp]) -> Self:
         taken = pa.array(indices)
@@ -172,6 +180,11 @@ class OperatorRows:
         if starts.count(NO_WINDOW) == len(starts):
             return repeat(None)
         return [None if start == NO_WINDOW else (start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _different_texts(column: pa.Array) -> pa.Array:
+    """The different texts of a column, sorted, without null."""
+    return pc.drop_null(pc.unique(column)).sort()
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.stream_time import Times
-from sluice.operators.columns import Indices
+from sluice.operators.columns import Indices, ReleasedResults
 from sluice.values import row_order
 
 
 def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -> pa.Array:
     """The paths of results, each made from the path of the cause and the result's number among the cause's results."""
-    different, places = np.unique(numbers, return_inverse=True)
-    elements = pa.array([row_order.result_path(b"", number) for number in different.tolist()], pa.binary())
-    parts = [causes, elements.take(pa.array(places))]
+    parts = [causes, _result_elements(numbers)]
     if rekeyed:
         parts.insert(0, pa.scalar(row_order.after_rekeying(b"")))
     return _joined(*parts)
 
 
-def release_paths(causes: pa.Array, ranks: Times, keys: pa.Array, *, before: bool = False) -> pa.Array:
-    """The paths of results that are released after the row that advances stream time, or before it."""
-    different, places = np.unique(ranks, return_inverse=True)
-    elements = pa.array([row_order.release(rank, before=before) for rank in different.tolist()], pa.binary())
-    escaped = pc.replace_substring(keys.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED)
-    return _joined(causes, elements.take(pa.array(places)), escaped, pa.scalar(row_order.END_OF_TEXT))
+def release_paths(causes: pa.Array, results: ReleasedResults, *, before: bool) -> pa.Array:
+    """The paths of results that are released before or after the row that advances stream time.
+
+    `causes`: the paths of these rows.
+    """
+    # A key has several results, so the elements are made of the keys.
+    keys = pc.replace_substring(results.key_texts.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED)
+    elements_of_keys = _joined(keys, pa.scalar(row_order.END_OF_TEXT)).take(pa.array(results.keys))
+    releases = _elements(results.ranks, lambda rank: row_order.release(rank, before=before))
+    return _joined(causes, releases, elements_of_keys, _result_elements(results.numbers))
 
 
-def _joined(*parts: pa.Array) -> pa.Array:
+def _result_elements(numbers: Indices) -> pa.Array | pa.Scalar:
+    return _elements(numbers, lambda number: row_order.result_path(b"", number))
+
+
+def _elements(numbers: npt.NDArray[np.int64], element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
+    """The element of a path for each number; a scalar if all are the same. Most results have the same few numbers."""
+    encoded = pa.array(numbers).dictionary_encode()
+    elements = pa.array([element(number) for number in encoded.dictionary.to_pylist()], pa.binary())
+    return elements[0] if len(elements) == 1 else elements.take(encoded.indices)
+
+
+def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
     return pc.binary_join_element_wise(*parts, pa.scalar(b""))

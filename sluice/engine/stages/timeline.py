@@ -267,12 +267,16 @@ class Timeline:
         until: Times = numbers[np.searchsorted(self._closed, due)]
         return until
 
-    def closings(self, due: Times) -> pa.Table:
+    def closings(self, due: Times) -> dict[str, pa.Array]:
         """For each time in `due`, the row of this batch with which the closed time reaches this time.
 
-        The table has the columns of `ADVANCES`.
+        Returns the columns of the rows' positions, and the headers of their records.
         """
-        return self._table.take(pa.array(self._closings[np.searchsorted(self._closed, due)]))
+        encoded = pa.array(due).dictionary_encode()
+        places = self._closings[np.searchsorted(self._closed, np.asarray(encoded.dictionary))]
+        # Many results are due at the same time.
+        rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
+        return {name: rows.column(name).combine_chunks().take(encoded.indices) for name in rows.column_names}
 
     def position(self, advance: int) -> Position:
         """The position of an advance."""

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.row_schemas import rows
-from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
-from sluice.engine.stages.result_paths import release_paths, result_paths
+from sluice.engine.batch.stream_time import Mask, Times
+from sluice.engine.stages.emitted_rows import released_rows
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.base import DEFAULT_OUTPUT
+from sluice.operators.columns import Indices, ReleasedResults
 from sluice.operators.suppress import Suppress
 
 
@@ -23,7 +22,7 @@ class WindowResults:
     """The last results of windows."""
 
     key_texts: pa.Array
-    """The texts of the keys, by number."""
+    """The texts of the keys, by number, in order."""
     keys: npt.NDArray[np.int64]
     """The number of each window's key."""
     starts: Times
@@ -38,15 +37,18 @@ class WindowResults:
         return len(self.keys)
 
     def where(self, chosen: Mask) -> WindowResults:
-        taken = pa.array(chosen)
+        return self.take(np.flatnonzero(chosen))
+
+    def take(self, indices: Indices) -> WindowResults:
+        taken = pa.array(indices)
         return WindowResults(
             self.key_texts,
-            self.keys[chosen],
-            self.starts[chosen],
-            self.ends[chosen],
-            self.times[chosen],
-            self.values.filter(taken),
-            self.headers.filter(taken),
+            self.keys[indices],
+            self.starts[indices],
+            self.ends[indices],
+            self.times[indices],
+            self.values.take(taken),
+            self.headers.take(taken),
         )
 
     def texts_of_keys(self) -> pa.Array:
@@ -73,20 +75,16 @@ def closed_rows(
 ) -> pa.RecordBatch:
     """The rows that a suppress step sends for windows that close in this batch.
 
-    `due`: the stream time at which each window closes. As in the operators, each result gets the
-    position of the row with which stream time reaches this time.
+    `due`: the stream time at which each window closes.
     """
-    advances = timeline.closings(due)
-    released = release_paths(advances.column("path").combine_chunks(), due, closed.texts_of_keys())
-    position = {name: advances.column(name).combine_chunks() for name in ("sequence", "origin")}
-    position["path"] = result_paths(released, np.zeros(len(closed), np.intp))
+    # If the results are sorted by position, the driver sorts them faster. They are sorted by key already.
+    order = np.argsort(due, kind="stable")
+    due, closed = due[order], closed.take(order)
+    numbers = np.zeros(len(closed), np.intp)
+    results = ReleasedResults(closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values)
+    columns = {"window_start": pa.array(closed.starts), "window_end": pa.array(closed.ends)}
     # A final result has the headers of the record that has advanced stream time; any other result has
     # the headers of the window's last record.
-    headers = advances.column("headers").combine_chunks() if suppress.is_final else closed.headers
-    return emitted_rows(operator.number, len(closed), closed.columns() | position | {"headers": headers})
-
-
-def emitted_rows(operator: int, count: int, columns: dict[str, Any]) -> pa.RecordBatch:
-    """The results of an operator as rows."""
-    fixed = {"target": operator, "emitted": True, "output": DEFAULT_OUTPUT, "before": BEFORE_ALL, "after": BEFORE_ALL}
-    return rows(count, columns | fixed)
+    if not suppress.is_final:
+        columns["headers"] = closed.headers
+    return released_rows(operator.number, timeline, results, columns, before=False)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, KeyStates, Results, Times
+from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results, Times
 from sluice.operators.joins.by_key import How, joined
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
-from sluice.operators.joins.unmatched import Released, can_match, join_outer
+from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
 from sluice.values.windows import JoinWindow
 
@@ -170,7 +170,7 @@ class StreamJoin:
         states: KeyStates[Sides],
         rows: KeyedRows,
         advances_until: Callable[[Times], Times],
-    ) -> tuple[Results, Released] | None:
+    ) -> tuple[Results, ReleasedResults] | None:
         """Process the rows of a left or outer join at once (see `unmatched.join_outer`)."""
         joined = join_outer(self.lateness, self.outer, states, rows, advances_until)
         if joined is None:

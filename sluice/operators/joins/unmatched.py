@@ -9,7 +9,7 @@ matched before:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, Results, Times
+from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, ReleasedResults, Results, Times
 from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
 from sluice.operators.lateness import JoinLateness
 
@@ -32,28 +32,13 @@ _BEFORE_ALL = -1
 
 
 @dataclass(frozen=True)
-class Released:
-    """Records that are sent unmatched when stream time advances, in the order of their results for each key."""
-
-    keys: Indices
-    """The number of each record's key."""
-    due: Times
-    """The stream time at which each record is sent."""
-    ranks: Times
-    """The rank of each result (see `Output.emit`)."""
-    numbers: Indices
-    """The number of each result among the results of its key that are due at the same time."""
-    times: Times
-    values: pa.Array
-
-
-@dataclass(frozen=True)
 class OuterJoined:
     """What the rows of many keys cause in an outer join."""
 
     results: Results
     """The results that the rows send."""
-    released: Released
+    released: ReleasedResults
+    """The records that are sent unmatched when stream time advances, in the order of their results for each key."""
     records: JoinRecords
     waits: Mask
     """Mask of the records that still wait for a match after the batch."""
@@ -117,7 +102,7 @@ def join_outer(
     fates = _Fates.of(lateness, outer, records, matches, rows, advances_until)
     return OuterJoined(
         _results(records, matches, fates, rows),
-        _released(records, fates),
+        _released(records, fates, rows.keys),
         records,
         fates.waits,
     )
@@ -212,7 +197,7 @@ def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedR
     )
 
 
-def _released(records: JoinRecords, fates: _Fates) -> Released:
+def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> ReleasedResults:
     chosen = np.flatnonzero(fates.by_release)
     keys, due, times, sides = (each[chosen] for each in (records.keys, fates.due, records.times, records.sides))
     order = np.lexsort((records.order[chosen], -sides, times, due, keys))
@@ -223,7 +208,8 @@ def _released(records: JoinRecords, fates: _Fates) -> Released:
     numbers = indices - np.maximum.accumulate(np.where(begins, indices, 0))
     is_left = sides == LEFT
     values = records.texts(np.where(is_left, chosen, -1), np.where(is_left, -1, chosen))
-    return Released(keys, due, 2 * times + is_left, numbers, times, values)
+    ranks = 2 * times + is_left
+    return ReleasedResults(pa.array(key_texts, pa.string()), keys, due, ranks, numbers, times, values)
 
 
 def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]) -> Mask:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice import Pipeline
-from sluice.engine.batch.row_schemas import offset_of, origins, partition_of, stable_order
+from sluice.engine.batch.row_schemas import (
+    SORT_KEY,
+    offset_of,
+    origins,
+    partition_of,
+    position_keys,
+    sorted_indices,
+    stable_order,
+)
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.combine.totals import Totals
 from sluice.engine.stages.ingest import Ingest
@@ -46,3 +58,20 @@ def test_numbers_are_sorted_by_all_of_their_digits() -> None:
     numbers = np.array([70_000, 3, 1 << 31, 70_000, 65_536, 3, 0, (1 << 32) - 1, 4_464])
     assert stable_order(numbers).tolist() == np.argsort(numbers, kind="stable").tolist()
     assert stable_order(numbers[:0]).tolist() == []
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(-1, 3), st.integers(0, 3), st.sampled_from([b"", b"\x00", b"\x00\xff", b"\x00a"]))
+    ),
+    chunk=st.integers(1, 5),
+)
+def test_rows_are_sorted_by_sequence_origin_and_path(rows: list[tuple[int, int, bytes]], chunk: int) -> None:
+    columns: Any = zip(*rows, strict=True) if rows else [[]] * 3
+    types = (pa.int64(), pa.int64(), pa.binary())
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    table = pa.table(dict(zip(SORT_KEY, arrays, strict=True)))
+    parts = [table.slice(begin, chunk) for begin in range(0, len(table), chunk)]
+    order = sorted_indices(pa.concat_tables(parts) if parts else table)
+    assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
+    assert order.tolist() == np.lexsort(position_keys(table)).tolist()
