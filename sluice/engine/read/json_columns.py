@@ -8,7 +8,7 @@ errors do not say which value is wrong. `JsonColumns` therefore gives the values
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -20,11 +20,25 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 from msgspec import inspect
 
+from sluice.engine.read.json_types import (
+    TIME,
+    column_type,
+    count_parts,
+    digits,
+    is_more_than_fields,
+    may_be_missing,
+    may_be_null,
+    parsed_type,
+    parts,
+    present,
+    with_unknown_fields,
+)
 from sluice.plan import Source
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import stored_values
-from sluice.values.contracts import ObjectType, choice_type, type_info
-from sluice.values.json_limits import LONGEST_NAME
+from sluice.values.contracts import ObjectType, type_info
+from sluice.values.epochs import unit_of
+from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
 
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
@@ -32,11 +46,16 @@ _PIECE = 2_000
 """How many texts are read at once: one invalid text makes a whole piece slow."""
 _MOST_MISSES = 3
 """After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no more are tried."""
+_SAMPLE_EVERY = 100
+"""Every so many texts, one is looked at for fields that the contract lacks."""
+_MOST_PARTS = 500
+"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have it."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_FIRST_TIME, _LAST_TIME = -62_104_060_800_000_000, 253_370_764_799_999_999
-"""Times between these, in epoch us, are in the years 2 to 9998, so they are valid in every time zone."""
-_SHORTEST_TIME = len("2025-01-01T00:00:00")
-"""Arrow also takes shorter times, without seconds or without a time of day, which the contract refuses."""
+_FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
+"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid in every zone."""
+_SECONDS_OF_DAY = 86_400
+_DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
+"""Arrow also takes times without seconds or without a time of day, which a contract refuses."""
 
 
 class Run(NamedTuple):
@@ -56,13 +75,20 @@ class _UnsureError(Exception):
 class JsonColumns:
     """Reads the JSON of one contract."""
 
-    contract: inspect.StructType | inspect.DataclassType | inspect.TypedDictType
-    types: dict[str, pa.DataType]
-    """The contract's fields by their names in JSON, with the types of their columns."""
+    contract: ObjectType
     is_utc: bool
     """Whether times without a zone are in UTC."""
+    _schema: pa.Schema = field(init=False)
+    """The fields that the last texts had, with the types in which Arrow parses them."""
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be read."""
+
+    def __post_init__(self) -> None:
+        self._schema = self._declared
+
+    @cached_property
+    def _declared(self) -> pa.Schema:
+        return pa.schema([(each.encode_name, parsed_type(each.type)) for each in self.contract.fields])
 
     @classmethod
     def of(cls, source: Source) -> JsonColumns | None:
@@ -72,13 +98,12 @@ class JsonColumns:
         if stored_values.has_models(source.value_class) or stored_values.is_converted(source.value_class):
             return None
         contract = type_info(source.value_class)
-        if not isinstance(contract, ObjectType) or _is_more_than_fields(contract):
+        if not isinstance(contract, ObjectType) or is_more_than_fields(contract):
             return None
-        types = {name: arrow_type(sql) for name, sql in source.types.items()}
-        columns = cls(contract, types, source.zone == "UTC")
-        if any(columns._type_of(each.type) != types[each.encode_name] for each in contract.fields):
-            return None
-        return columns
+        for each in contract.fields:
+            if column_type(each.type) != arrow_type(source.types[each.encode_name]):
+                return None
+        return cls(contract, source.zone == "UTC")
 
     def runs(self, texts: pa.Array) -> Iterator[Run]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
@@ -112,45 +137,88 @@ class JsonColumns:
         for is_so in (texts.is_valid(), pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}")):
             _require_all(is_so)
         _require(pc.max(pc.binary_length(texts)).as_py() <= LONGEST_NAME)
-        lines = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n")
-        together = lines[0].as_buffer()
-        text = together.to_pybytes()
+        lines = _lines(texts)
+        text = lines.to_pybytes()
         _require_unicode(text)
-        options = arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
-        table = arrow_json.read_json(pa.BufferReader(together), options, self._parsing)
+        table = self._parsed(texts, lines)
         _require(len(table) == len(texts))
+        fields = [_one_array(table.column(each.name)).cast(each.type) for each in self._declared]
+        self._require_no_amounts_as_text(text, _count_strings(self.contract.fields, fields))
         columns: dict[str, pa.Array] = {}
-        strings = len(self.contract.fields) * len(texts)
-        for each in self.contract.fields:
-            column = _one_array(table.column(each.encode_name))
-            strings += _count_strings(each.type, column)
-            columns[each.encode_name] = self._times(column) if _is_time(each.type) else column
-        # The fields and strings of valid values have so many quotation marks at least. If there are no more, no text
-        # has an unknown field, a field twice, or an amount as text.
-        _require(text.count(b'"') == 2 * strings)
+        for each, values in zip(self.contract.fields, fields, strict=True):
+            columns[each.encode_name] = self._column(present(each.type), values)
         return pa.RecordBatch.from_pydict(columns)
 
+    def _parsed(self, texts: pa.Array, lines: pa.Buffer) -> pa.Table:
+        """The fields of texts, in Arrow's types. No field occurs twice.
+
+        Arrow refuses duplicates only within fields that it reads, so it reads the fields that the contract lacks, too.
+        """
+        try:
+            return _parse(lines, self._schema, "error")
+        except pa.ArrowInvalid:
+            _require(not self._forbids_unknown_fields)
+            self._schema = self._schema_with_unknown_fields(texts.take(pa.array(range(0, len(texts), _SAMPLE_EVERY))))
+        return _parse(lines, self._schema, "error")
+
+    def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
+        """The fields of the contract, and those that some of the texts have besides."""
+        # Arrow would crash if the unknown fields were nested very deep.
+        for text in sample.to_pylist():
+            _require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
+        found = pa.struct(_parse(_lines(sample), self._declared, "infer").schema)
+        _require(found != pa.struct(self._declared) and count_parts(found) <= _MOST_PARTS)
+        return pa.schema(with_unknown_fields(pa.struct(self._declared), found).fields)
+
     @cached_property
-    def _parsing(self) -> arrow_json.ParseOptions:
-        parsed = [
-            (each.encode_name, pa.string() if _is_time(each.type) else self.types[each.encode_name])
-            for each in self.contract.fields
-        ]
-        return arrow_json.ParseOptions(pa.schema(parsed), unexpected_field_behavior="ignore")
+    def _forbids_unknown_fields(self) -> bool:
+        return any(
+            isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for _, kind in parts(self.contract)
+        )
+
+    @cached_property
+    def _amounts(self) -> list[str]:
+        """The names of the fields with amounts; an empty name for the elements of a list."""
+        return [name for name, kind in parts(self.contract) if digits(kind)]
+
+    def _require_no_amounts_as_text(self, text: bytes, strings: int) -> None:
+        """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
+
+        `strings` is the number of names and strings that the fields of the contract surely have in the text.
+        """
+        if not self._amounts or text.count(b'"') == 2 * strings:
+            return
+        _require("" not in self._amounts and b"\\" not in text)
+        for name in self._amounts:
+            _require(re.search(b'"%b"\\s*:\\s*"' % re.escape(name.encode()), text) is None)
+
+    def _column(self, kind: inspect.Type, values: pa.Array) -> pa.Array:
+        """The column of a field's values in Arrow's type."""
+        match kind:
+            case inspect.DateType():
+                days = values.cast(pa.date32())
+                _require_all(pc.equal(pc.binary_length(values), _DAY_LENGTH))
+                _require_between(days.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
+                return days
+            case inspect.DateTimeType():
+                return self._times(values)
+            case inspect.Metadata(extra=extra) if (unit := unit_of(extra)) is not None:
+                per_day = _SECONDS_OF_DAY * unit.value
+                _require_between(values, _FIRST_DAY * per_day, _LAST_DAY * per_day)
+                return pc.multiply(values, 1_000_000 // unit.value).cast(TIME)
+            case _:
+                return values
 
     def _times(self, texts: pa.Array) -> pa.Array:
         """The times of texts. Either none of them has a zone, or each has the zone Z."""
         zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
         _require(bool(zone) or self.is_utc)
-        _require(pc.min(pc.binary_length(texts)).as_py() >= _SHORTEST_TIME + len(zone))
+        _require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
         # Arrow refuses a text with a zone for a type without a zone, and the reverse.
-        times = texts.cast(pa.timestamp("us", "UTC" if zone else None)).cast(pa.timestamp("us", "UTC"))
-        _require_between(times.cast(pa.int64()), _FIRST_TIME, _LAST_TIME)
+        times = texts.cast(pa.timestamp("us", "UTC" if zone else None)).cast(TIME)
+        per_day = _SECONDS_OF_DAY * 1_000_000
+        _require_between(times.cast(pa.int64()), _FIRST_DAY * per_day, _LAST_DAY * per_day)
         return times
-
-    def _type_of(self, kind: inspect.Type) -> pa.DataType | None:
-        """The type of a field's column; None if the field cannot be read."""
-        return pa.timestamp("us", "UTC") if _is_time(kind) else _type_of_part(kind)
 
 
 def _require(is_sure: bool) -> None:
@@ -173,9 +241,19 @@ def _require_unicode(text: bytes) -> None:
 
 
 def _require_between(numbers: pa.Array, least: int | Decimal, most: int | Decimal) -> None:
-    found = pc.min_max(numbers)
-    if len(numbers):
+    if len(numbers) > numbers.null_count:
+        found = pc.min_max(numbers)
         _require(least <= found["min"].as_py() and found["max"].as_py() <= most)
+
+
+def _lines(texts: pa.Array) -> pa.Buffer:
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n")[0].as_buffer()
+
+
+def _parse(lines: pa.Buffer, schema: pa.Schema, unknown_fields: str) -> pa.Table:
+    options = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
+    parsing = arrow_json.ParseOptions(schema, unexpected_field_behavior=unknown_fields)
+    return arrow_json.read_json(pa.BufferReader(lines), options, parsing)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
@@ -186,65 +264,27 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _is_time(kind: inspect.Type) -> bool:
-    return isinstance(kind, inspect.DateTimeType) and kind.tz is None
+def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array]) -> int:
+    """The number of names and strings in the JSON of fields that are not null.
 
-
-def _is_more_than_fields(kind: ObjectType) -> bool:
-    """Whether fields may be missing, or the class has a tag or code that checks or changes its values."""
-    if isinstance(kind, inspect.StructType) and (kind.tag_field is not None or kind.array_like):
-        return True
-    return hasattr(kind.cls, "__post_init__") or not all(each.required for each in kind.fields)
-
-
-def _digits(kind: inspect.Type) -> tuple[int, int] | None:
-    """Precision and scale of a Decimal with declared digits."""
-    if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
-        return None
-    extra = kind.extra or {}
-    return (extra["precision"], extra["scale"]) if "scale" in extra else None
-
-
-def _type_of_part(kind: inspect.Type) -> pa.DataType | None:
-    """The Arrow type of a number, text, list or object; None if values of this type cannot be read."""
-    match kind:
-        case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
-            return pa.int64()
-        case inspect.FloatType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
-            return pa.float64()
-        case inspect.BoolType():
-            return pa.bool_()
-        case inspect.StrType(min_length=None, max_length=None, pattern=None):
-            return pa.string()
-        case inspect.LiteralType() | inspect.EnumType():
-            return {str: pa.string(), int: pa.int64()}.get(choice_type(kind))
-        case inspect.Metadata():
-            digits = _digits(kind)
-            return pa.decimal128(*digits) if digits is not None else None
-        case (
-            inspect.ListType(min_length=None, max_length=None) | inspect.VarTupleType(min_length=None, max_length=None)
-        ):
-            item = _type_of_part(kind.item_type)
-            return None if item is None else pa.list_(item)
-        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if not _is_more_than_fields(kind):
-            types = [(each.encode_name, _type_of_part(each.type)) for each in kind.fields]
-            return None if any(part is None for _, part in types) else pa.struct(types)
-        case _:
-            return None
-
-
-def _count_strings(kind: inspect.Type, values: pa.Array) -> int:
-    """The number of strings, including names of fields, in the JSON of a field's values.
-
-    Raises _UnsureError if one of the values is missing, or may be invalid.
+    Raises _UnsureError if one of the values may be invalid.
     """
-    _require(values.null_count == 0)
+    count = 0
+    for each, column in zip(fields, columns, strict=True):
+        _require(column.null_count == 0 or may_be_missing(each))
+        count += len(column) - column.null_count + _count_in_values(present(each.type), column.drop_null())
+    return count
+
+
+def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
+    """The number of strings in the JSON of values, none of which is null. Raises _UnsureError as `_count_strings`."""
     match kind:
         case inspect.ListType() | inspect.VarTupleType():
-            return _count_strings(kind.item_type, values.flatten())
+            items = values.flatten()
+            _require(items.null_count == 0 or may_be_null(kind.item_type))
+            return _count_in_values(present(kind.item_type), items.drop_null())
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
-            counts = zip(kind.fields, values.flatten(), strict=True)
-            return len(kind.fields) * len(values) + sum(_count_strings(each.type, part) for each, part in counts)
+            return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
             choices = kind.values if isinstance(kind, inspect.LiteralType) else [each.value for each in kind.cls]
             _require_all(pc.is_in(values, pa.array(choices, values.type)))
@@ -252,9 +292,9 @@ def _count_strings(kind: inspect.Type, values: pa.Array) -> int:
             _require_all(pc.is_finite(values))
             # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.
             _require(not (np.signbit(values) & np.equal(values, 0)).any())
-        case inspect.Metadata():
+        case inspect.Metadata() if (declared := digits(kind)) is not None:
             # Arrow compares the digits with the precision before it adds the zeros of the scale.
-            precision, scale = _digits(kind) or (0, 0)
-            end = Decimal((0, (9,) * precision, -scale))
-            _require_between(values, -end, end)
+            precision, scale = declared
+            largest = Decimal((0, (9,) * precision, -scale))
+            _require_between(values, -largest, largest)
     return len(values) if pa.types.is_string(values.type) else 0

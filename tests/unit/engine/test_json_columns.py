@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Decimal2, Digits, EpochMillis, Pipeline
+from sluice import Decimal2, Digits, EpochMicros, EpochMillis, Pipeline
 from sluice.engine.read import json_columns
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.json_columns import JsonColumns
@@ -91,6 +91,7 @@ def source(contract: Any, zone: str = "UTC") -> Source:
 @pytest.fixture(autouse=True)
 def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_columns, "_FEWEST", 1)
+    monkeypatch.setattr(json_columns, "_SAMPLE_EVERY", 1)
     monkeypatch.setattr(json_columns, "_MOST_MISSES", 1_000_000)
 
 
@@ -140,10 +141,6 @@ def test_times_may_all_have_the_zone_z_but_only_these_have_a_meaning_outside_utc
     assert columns_of([with_zone, without]) is None
 
 
-class Defaulted(Struct):
-    value: int = 0
-
-
 class Positive(Struct):
     value: Annotated[int, msgspec.Meta(gt=0)]
 
@@ -156,10 +153,6 @@ class Checked(Struct):
             raise ValueError("13")
 
 
-class Optional(Struct):
-    value: int | None
-
-
 class Mapped(Struct):
     value: dict[str, int]
 
@@ -168,27 +161,140 @@ class Untyped(Struct):
     value: Any
 
 
-class Day(Struct):
-    value: date
-
-
-class Epoch(Struct):
-    value: EpochMillis
+class Timed(Struct):
+    value: list[datetime]
 
 
 class Nested(Struct):
-    value: list[Defaulted]
+    value: list[Checked]
 
 
 class Tagged(Struct, tag="t"):
     value: int
 
 
-@pytest.mark.parametrize(
-    "contract", [Defaulted, Positive, Checked, Optional, Mapped, Untyped, Day, Epoch, Nested, Tagged, str, list[int]]
-)
+@pytest.mark.parametrize("contract", [Positive, Checked, Mapped, Untyped, Timed, Nested, Tagged, str, list[int]])
 def test_contracts_whose_rules_arrow_does_not_know_are_left_to_the_decoder(contract: Any) -> None:
     assert JsonColumns.of(source(contract)) is None
+
+
+class Strict(Struct, forbid_unknown_fields=True):
+    x: int
+
+
+class Wide(Struct):
+    """A contract with fields that may be null or missing."""
+
+    required: int | None
+    on: date
+    ms: EpochMillis
+    us: EpochMicros
+    note: str | None = None
+    count: int = 7
+    amount: Decimal2 | None = None
+    place: Point | None = None
+    levels: list[int | None] | None = None
+    seen: datetime | None = None
+    strict: Strict | None = None
+
+
+WIDE = {
+    "required": 1,
+    "on": "2022-12-05",
+    "ms": 1_670_230_527_000,
+    "us": 1_670_230_527_000_001,
+    "note": "n",
+    "count": 2,
+    "amount": 1.5,
+    "place": {"x": 1, "label": "l"},
+    "levels": [1, None],
+    "seen": "2022-12-05T08:55:27",
+    "strict": {"x": 1},
+}
+
+
+def wide(**changes: Any) -> bytes:
+    """The JSON of a wide value; `...` leaves a field out."""
+    return json.dumps({name: value for name, value in (WIDE | changes).items() if value is not ...}).encode()
+
+
+def test_fields_that_may_be_missing_are_null_however_that_is_written() -> None:
+    nulls = ["note", "amount", "place", "levels", "seen", "strict"]
+    columns = columns_of([wide(), wide(**dict.fromkeys(nulls)), wide(**dict.fromkeys(nulls, ...))], Wide)
+    assert columns is not None
+    assert columns["note"] == ["n", None, None]
+    assert columns["levels"] == [[1, None], None, None]
+    assert columns["place"] == [{"x": 1, "label": "l"}, None, None]
+    assert columns["ms"][0].isoformat() == "2022-12-05T08:55:27+00:00"
+
+
+def test_only_the_decoder_knows_the_defaults_of_missing_fields_and_refuses_missing_ones() -> None:
+    for name in ("required", "count", "on", "ms"):
+        assert columns_of([wide(), wide(**{name: ...})], Wide) is None
+        assert columns_of([wide(), wide(**{name: None})], Wide) is None
+
+
+UNKNOWN = [
+    '"more":1',
+    '"more":"text"',
+    '"more":{"a":1,"b":[{"a":null}]}',
+    '"more":{"a":1,"a":2}',
+    '"more":[{"a":1,"a":2}]',
+    '"more":1,"more":1',
+    '"more":null,"more":null',
+    '"more":{"a":1,"\\u0061":2}',
+    '"more":[1,"a"]',
+    '"more":1e999',
+    '"more":-0',
+    '"more":12345678901234567890123',
+    '"more":"\\ud800"',
+    '"more":{"amount":"1_0"}',
+    '"amounts_":["1_0"]',
+    '"":{}',
+    '"\\u0000":1',
+    f'"more":{"[" * 98}{"]" * 98}',
+    f'"more":{"[" * 101}{"]" * 101}',
+    f'"more":{"[" * 20_000}{"]" * 20_000}',
+]
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+@pytest.mark.parametrize("contract", [Order, Small, Strict])
+def test_unknown_fields_are_read_like_the_decoder_reads_them(unknown: str, contract: Any) -> None:
+    value = {Order: text(), Small: b'{"value": 7}', Strict: b'{"x": 1}'}[contract]
+    changed = value[:-1] + b"," + unknown.encode() + b"}"
+    for texts in ([changed], [value, changed], [changed, changed]):
+        columns_of(texts, contract)
+
+
+def test_arrow_reads_values_of_a_contract_that_declares_only_some_of_their_fields() -> None:
+    texts = [b'{"value": 7, "more": {"a": 1}}', b'{"more": null, "value": 8}']
+    assert columns_of(texts, Small) == {"value": [7, 8]}
+
+
+def test_unknown_fields_may_be_within_objects_and_lists() -> None:
+    line = {"item": "x", "amount": 2, "ok": True, "more": [1], "place": {"x": 1.5}}
+    columns = columns_of([text(), text(lines=[line, line | {"more": None}], day="2022-12-05")])
+    assert columns is not None
+    assert columns["lines"][1] == [{"item": "x", "amount": Decimal("2.00"), "ok": True}] * 2
+
+
+def test_new_unknown_fields_are_looked_for_again_and_those_of_few_texts_are_left_to_the_decoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_columns, "_PIECE", 3)
+    monkeypatch.setattr(json_columns, "_SAMPLE_EVERY", 2)
+    plain, more, other = b'{"value": 1}', b'{"value": 1, "more": 1}', b'{"value": 1, "other": "a"}'
+    number, text = b'{"value": 1, "more": 1.5}', b'{"value": 1, "more": "b"}'
+    assert runs_of([plain] * 3 + [more] * 3 + [more, number, plain] + [other] * 3) == [(0, 12, True)]
+    assert runs_of([plain, more, plain]) == [(0, 3, False)]
+    assert runs_of([more, text, more]) == [(0, 3, False)]
+
+
+def test_arrow_reads_no_texts_with_very_many_unknown_fields() -> None:
+    texts = [json.dumps({"value": 1, f"more_{number}": {f"part_{number}": 1}}).encode() for number in range(300)]
+    assert columns_of(texts[:100], Small) is not None
+    assert columns_of(texts, Small) is None
 
 
 BAD = [
@@ -211,6 +317,7 @@ BAD = [
     b'{"value": 9223372036854775808}',
     b'{"value": 1, "value": 2}',
     b'{"value": 1, "other": {"a": 1, "a": 2}}',
+    b'{"value": 1, "other": 1, "other": 2}',
     b'{"value": 1, /* c */ "x": 1}',
     b'{"value": 1,}',
     b"{'value': 1}",
@@ -226,7 +333,7 @@ def test_bad_json_among_good_is_left_to_the_decoder(bad: bytes | None) -> None:
         assert columns_of(texts, Small) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     texts=st.lists(
         st.sampled_from([text for text in BAD if text is not None] + [b'{"value": 7}', b"{", b"}", b"\n"]),
@@ -315,7 +422,7 @@ def _change(members: list[str], change: str, random: random.Random) -> None:
             members[at] = members[at].replace("o", "\\u006f", 1)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts=st.lists(_order_texts(), min_size=1, max_size=3), zone=st.sampled_from(["UTC", "Europe/Berlin"]))
 @example(texts=[text(amount=12345)], zone="UTC")
 def test_whatever_arrow_reads_the_decoder_reads_alike(texts: list[bytes], zone: str) -> None:
@@ -338,6 +445,80 @@ def test_each_way_to_write_a_time_is_read_alike(time: str) -> None:
 @pytest.mark.parametrize("name", ["shop", "kind"])
 def test_each_way_to_write_a_string_is_read_alike(name: str, string: str) -> None:
     columns_of([text().replace(json.dumps({name: ORDER[name]})[1:-1].encode(), f'"{name}": {string}'.encode())])
+
+
+class Amounts(Struct):
+    amount: Decimal2 | None = None
+    amounts: list[Decimal2] = []
+
+
+@pytest.mark.parametrize("amount", ['"1.5"', '"1_0"', '" 5 "', '"٣"', '""', "1.5", "null"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"amount":%s,"amounts":[1]}',
+        '{"amount" : %s,"amounts":[1]}',
+        '{"\\u0061mount":%s,"amounts":[1]}',
+        '{"amount":1,"amounts":[%s]}',
+        '{"amounts":[%s]}',
+        '{"amount":%s}',
+    ],
+)
+@pytest.mark.parametrize("more", ["", ',"other":1', ',"other":"a\\"b"'])
+@pytest.mark.parametrize("contract", [Amounts, Wide])
+def test_amounts_as_text_are_read_alike_or_left_to_the_decoder(
+    amount: str, value: str, more: str, contract: Any
+) -> None:
+    changed = (value % amount)[:-1] + more
+    if contract is Wide:
+        changed += "," + json.dumps({name: WIDE[name] for name in ("required", "on", "ms", "us", "count")})[1:-1]
+    columns_of([changed.encode() + b"}"], contract)
+
+
+@st.composite
+def _wide_texts(draw: st.DrawFn) -> bytes:
+    """The JSON of a wide value, some fields of which are null, missing or odd."""
+    parts = {name: json.dumps(value) for name, value in WIDE.items()}
+    for name in draw(st.lists(st.sampled_from([*parts]), max_size=4)):
+        match draw(st.integers(0, 3)):
+            case 0:
+                parts.pop(name, None)
+            case 1:
+                parts[name] = "null"
+            case 2:
+                parts[name] = draw(st.sampled_from([*_NUMBERS, *_DAYS, *_TEXTS, *map(json.dumps, _TIMES)]))
+            case _:
+                odd = draw(
+                    st.sampled_from(['{"x":1,"label":null}', '{"x":1}', '{"x":1,"y":2}', "[null]", '["1"]', "{}"])
+                )
+                parts[name] = odd
+    members = [f'"{name}":{value}' for name, value in parts.items()]
+    if draw(st.integers(0, 3)) == 0:
+        members.insert(draw(st.integers(0, len(members))), draw(st.sampled_from(UNKNOWN)))
+    return ("{" + ",".join(members) + "}").encode()
+
+
+_DAYS = [
+    '"2022-12-05"', '"2022-12-5"', '"20221205"', '"2022-02-30"', '"0000-01-01"', '"0001-01-01"', '"9999-12-31"',
+    '"12022-12-05"', '"2022-12-05T00:00:00"', '" 2022-12-05"', '"-022-12-05"',
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(_wide_texts(), min_size=1, max_size=3), zone=st.sampled_from(["UTC", "Europe/Berlin"]))
+def test_whatever_arrow_reads_of_optional_fields_the_decoder_reads_alike(texts: list[bytes], zone: str) -> None:
+    columns_of(texts, Wide, zone)
+
+
+@pytest.mark.parametrize("number", _NUMBERS)
+@pytest.mark.parametrize("name", ["ms", "us", "count"])
+def test_each_way_to_write_a_whole_number_is_read_alike(name: str, number: str) -> None:
+    columns_of([wide().replace(json.dumps({name: WIDE[name]})[1:-1].encode(), f'"{name}": {number}'.encode())], Wide)
+
+
+@pytest.mark.parametrize("day", _DAYS)
+def test_each_way_to_write_a_day_is_read_alike(day: str) -> None:
+    columns_of([wide(on=json.loads(day))], Wide)
 
 
 def runs_of(texts: Iterable[bytes]) -> list[tuple[int, int, bool]]:

@@ -1,0 +1,135 @@
+"""Which contracts Arrow's reader of JSON can read, and in which types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect
+
+from sluice.values.contracts import ObjectType, choice_type
+from sluice.values.epochs import unit_of
+
+TIME = pa.timestamp("us", "UTC")
+
+
+def is_more_than_fields(kind: ObjectType) -> bool:
+    """Whether the class has a tag or code that checks or changes its values."""
+    if isinstance(kind, inspect.StructType) and (kind.tag_field is not None or kind.array_like):
+        return True
+    return hasattr(kind.cls, "__post_init__")
+
+
+def present(kind: inspect.Type) -> inspect.Type:
+    """The type of the values that are not null."""
+    if isinstance(kind, inspect.UnionType):
+        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        if len(members) == 1 < len(kind.types):
+            return members[0]
+    return kind
+
+
+def may_be_null(kind: inspect.Type) -> bool:
+    return present(kind) is not kind
+
+
+def may_be_missing(each: inspect.Field) -> bool:
+    """Whether a field that is missing is null. Arrow cannot tell a field that is missing from one that is null."""
+    return may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
+
+
+def digits(kind: inspect.Type) -> tuple[int, int] | None:
+    """Precision and scale of a Decimal with declared digits."""
+    if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
+        return None
+    extra = kind.extra or {}
+    return (extra["precision"], extra["scale"]) if "scale" in extra else None
+
+
+def parts(kind: inspect.Type, name: str = "") -> Iterator[tuple[str, inspect.Type]]:
+    """A type and the types of its parts, with the names of fields. Only for types that have a `_column_type`."""
+    kind = present(kind)
+    yield name, kind
+    if isinstance(kind, ObjectType):
+        for each in kind.fields:
+            yield from parts(each.type, each.encode_name)
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        yield from parts(kind.item_type)
+
+
+def parsed_type(kind: inspect.Type) -> pa.DataType | None:
+    """The type in which Arrow parses a field: text for times."""
+    kind = present(kind)
+    if isinstance(kind, inspect.DateTimeType | inspect.DateType):
+        return pa.string()
+    if isinstance(kind, inspect.Metadata) and unit_of(kind.extra) is not None:
+        return pa.int64()
+    return _part_type(kind)
+
+
+def column_type(kind: inspect.Type) -> pa.DataType | None:
+    """The type of a field's column; None if its values cannot be read."""
+    kind = present(kind)
+    if isinstance(kind, inspect.DateType):
+        return pa.date32()
+    is_number = isinstance(kind, inspect.Metadata) and unit_of(kind.extra) is not None
+    if is_number or (isinstance(kind, inspect.DateTimeType) and kind.tz is None):
+        return TIME
+    return _part_type(kind)
+
+
+def _part_type(kind: inspect.Type) -> pa.DataType | None:
+    """The Arrow type of a number, text, list or object; None if values of this type cannot be read."""
+    match present(kind):
+        case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
+            return pa.int64()
+        case inspect.FloatType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
+            return pa.float64()
+        case inspect.BoolType():
+            return pa.bool_()
+        case inspect.StrType(min_length=None, max_length=None, pattern=None):
+            return pa.string()
+        case inspect.LiteralType() | inspect.EnumType() as choice:
+            return {str: pa.string(), int: pa.int64()}.get(choice_type(choice))
+        case inspect.Metadata() as amount:
+            declared = digits(amount)
+            return pa.decimal128(*declared) if declared is not None else None
+        case inspect.ListType(item_type, min_length=None, max_length=None) | inspect.VarTupleType(
+            item_type, min_length=None, max_length=None
+        ):
+            item = _part_type(item_type)
+            return None if item is None else pa.list_(item)
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() as nested:
+            types = [(each.encode_name, _part_type(each.type)) for each in nested.fields]
+            is_plain = not is_more_than_fields(nested) and all(part is not None for _, part in types)
+            return pa.struct(types) if is_plain else None
+        case _:
+            return None
+
+
+def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """The declared type, with the fields that were found besides, in types that take as many values as possible."""
+    if pa.types.is_struct(declared):
+        names = {each.name for each in declared.fields}
+        fields = [(each.name, with_unknown_fields(each.type, found.field(each.name).type)) for each in declared.fields]
+        return pa.struct(fields + [(each.name, _widest(each.type)) for each in found.fields if each.name not in names])
+    if pa.types.is_list(declared):
+        return pa.list_(with_unknown_fields(declared.value_type, found.value_type))
+    return declared
+
+
+def _widest(found: pa.DataType) -> pa.DataType:
+    """A type for the values of an unknown field, of which some had the type `found`."""
+    if pa.types.is_struct(found):
+        return pa.struct([(each.name, _widest(each.type)) for each in found.fields])
+    if pa.types.is_list(found):
+        return pa.list_(_widest(found.value_type))
+    if pa.types.is_integer(found):
+        return pa.float64()
+    return pa.string() if pa.types.is_temporal(found) else found
+
+
+def count_parts(found: pa.DataType) -> int:
+    """The number of a type's parts at all levels."""
+    return 1 + sum(count_parts(found.field(number).type) for number in range(found.num_fields))
