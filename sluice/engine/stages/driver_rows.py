@@ -42,10 +42,10 @@ class DriverRows:
             if not pc.any(is_for_driver).as_py():
                 yield batch
                 continue
-            waiting.append(_returned_rows(batch.filter(is_for_driver)))
-            others = batch.filter(pc.invert(is_for_driver))
-            if others.num_rows:
-                yield others
+            if not pc.all(is_for_driver).as_py():
+                yield batch.filter(pc.invert(is_for_driver))
+                batch = batch.filter(is_for_driver)
+            waiting.append(_returned_rows(batch))
             if sum(rows.num_rows for rows in waiting) >= _PAGE_ROWS:
                 page = self._add(waiting, page)
                 waiting = []

@@ -71,30 +71,37 @@ class ShuffleTarget:
 
     def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
         """The rows for the target, or None if no result goes there."""
-        passed = pa.array(np.flatnonzero(boolean_mask(columns[self.passed])))
+        passed = np.flatnonzero(boolean_mask(columns[self.passed]))
         count = len(passed)
         if not count:
             return None
-        if isinstance(self.path, str):
-            path = columns[self.path].take(passed)
-        else:
-            before, after = (pa.scalar(part, pa.binary()) for part in self.path)
-            base = columns["path"].take(passed)
-            path = pc.binary_join_element_wise(before, base, after, pa.scalar(b"", pa.binary()))
+        indices = None if count == len(columns[self.passed]) else pa.array(passed)
+
+        def chosen(name: str) -> pa.Array:
+            # In most batches, all results go to the same target, and nothing is copied.
+            return columns[name] if indices is None else columns[name].take(indices)
+
         changed = {
             "target": pa.repeat(pa.scalar(self.target, pa.int32()), count),
             "emitted": pa.repeat(False, count),
-            "key": columns[self.key].take(passed),
-            "value": columns[self.value].take(passed),
-            "path": path,
+            "key": chosen(self.key),
+            "value": chosen(self.value),
         }
+        match self.path:
+            case str():
+                changed["path"] = chosen(self.path)
+            case (b"", b""):
+                changed["path"] = chosen("path")
+            case before, after:
+                parts = before, chosen("path"), after
+                changed["path"] = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
         for name in ("output", "foreign", "worker"):
             changed[name] = pa.nulls(count, SCHEMA.field(name).type)
         if self.side is not None:
             changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)
         if self.foreign is not None:
-            changed["foreign"] = columns[self.foreign].take(passed)
-        arrays = [changed[name] if name in changed else columns[name].take(passed) for name in SCHEMA.names]
+            changed["foreign"] = chosen(self.foreign)
+        arrays = [changed[name] if name in changed else chosen(name) for name in SCHEMA.names]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -151,8 +158,10 @@ class ShuffleTargets:
             if not emitted.any():
                 yield batch
                 continue
-            yield batch.filter(pa.array(~emitted))
-            columns = self._columns(batch.filter(pa.array(emitted)))
+            if not emitted.all():
+                yield batch.filter(pa.array(~emitted))
+                batch = batch.filter(pa.array(emitted))
+            columns = self._columns(batch)
             for target in self.targets:
                 if (rows := target.rows(columns)) is not None:
                     yield rows

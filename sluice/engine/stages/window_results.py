@@ -70,21 +70,22 @@ def closed_rows(
     operator: StageOperator,
     suppress: Suppress,
     timeline: Timeline,
-    closed: WindowResults,
+    results: WindowResults,
     due: Times,
 ) -> pa.RecordBatch:
-    """The rows that a suppress step sends for windows that close in this batch.
+    """The rows that a suppress step sends for the windows that close in this batch.
 
-    `due`: the stream time at which each window closes.
+    `due`: the stream time at which each window closes, which may be after the batch.
     """
-    # If the results are sorted by position, the driver sorts them faster. They are sorted by key already.
-    order = np.argsort(due, kind="stable")
-    due, closed = due[order], closed.take(order)
+    closing = np.flatnonzero(due <= timeline.closed_after)
+    # If the rows are sorted by position, the driver sorts them faster. The results are already sorted by key.
+    closing = closing[np.argsort(due[closing], kind="stable")]
+    due, closed = due[closing], results.take(closing)
     numbers = np.zeros(len(closed), np.intp)
-    results = ReleasedResults(closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values)
+    released = ReleasedResults(closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values)
     columns = {"window_start": pa.array(closed.starts), "window_end": pa.array(closed.ends)}
     # A final result has the headers of the record that has advanced stream time; any other result has
     # the headers of the window's last record.
     if not suppress.is_final:
         columns["headers"] = closed.headers
-    return released_rows(operator.number, timeline, results, columns, before=False)
+    return released_rows(operator.number, timeline, released, columns, before=False)
