@@ -19,6 +19,7 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -461,13 +462,36 @@ def _arguments(topic: str, records: pa.RecordBatch, partitions: int) -> Iterator
 
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:
-    """The headers of each record as pairs; None for a record without headers."""
+    """The headers of each record as pairs; None for a record without headers.
+
+    Records that follow each other often have the same headers, such as the bounds of a window. They share one list.
+    """
+    firsts = _first_with_headers(records)
+    counts = np.diff(firsts, append=len(records)).tolist()
+    records = records.take(pa.array(firsts))
     # Listing the headers of all records at once takes a tenth of the time of listing each record's headers.
     pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
     begin = 0
-    for length in pc.fill_null(pc.list_value_length(records), 0).to_pylist():
-        yield pairs[begin : begin + length] or None
+    for length, count in zip(pc.fill_null(pc.list_value_length(records), 0).to_pylist(), counts, strict=True):
+        yield from repeat(pairs[begin : begin + length] or None, count)
         begin += length
+
+
+def _first_with_headers(records: pa.ListArray) -> npt.NDArray[np.intp]:
+    """The first record, and the records that have other headers than the record before them.
+
+    Returns all records if their numbers of headers differ, or if they have no headers.
+    """
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(records), 0))
+    length = int(lengths[0]) if len(records) else 0
+    if not length or (lengths != length).any():
+        return np.arange(len(records))
+    differs = np.ones(len(records), np.bool_)
+    differs[1:] = False
+    for column in records.flatten().flatten():
+        is_same = pc.fill_null(pc.equal(column.slice(length), column.slice(0, len(column) - length)), False)
+        differs[1:] |= ~np.asarray(is_same).reshape(-1, length).all(axis=1)
+    return np.flatnonzero(differs)
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
