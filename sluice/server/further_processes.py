@@ -11,9 +11,11 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from threading import Thread
@@ -70,7 +72,8 @@ class FurtherProcesses:
         """Start a process. Returns the connection at which the process reports that it accepts connections."""
         started, report = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(target=_run, args=(self._serve, number, self._sockets, report))
-        process.start()
+        with _blocked(signal.SIGINT):
+            process.start()
         report.close()
         self._processes[number] = process
         asyncio.get_running_loop().add_reader(process.sentinel, self._replace, number)
@@ -102,15 +105,31 @@ class FurtherProcesses:
             loop.remove_reader(process.sentinel)
             process.terminate()
 
-    def end(self) -> None:
-        """Wait until the processes have ended. Those that take too long are killed."""
+    def end(self, seconds: float = STOP_SECONDS) -> None:
+        """Wait until the processes have ended, and kill those that take longer than `seconds`."""
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
-            process.join(STOP_SECONDS)
+            process.join(seconds)
             process.kill()
             process.join()
         self._ended()
+
+
+@contextmanager
+def _blocked(number: signal.Signals) -> Iterator[None]:
+    """Block a signal, also in processes that are started meanwhile.
+
+    Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it, and
+    then ends the others.
+    """
+    # This process of the standard library would be started with the first of ours, and unblocks signals.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _has_started(started: Connection) -> bool:
@@ -131,9 +150,7 @@ def _run(serve: Serve, number: int, sockets: Sequence[socket.socket], report: Co
             report.send(None)
 
     Thread(target=_end_with_first_process, daemon=True).start()
-    # Ctrl-C in a terminal reaches all processes.
-    with suppress(KeyboardInterrupt):
-        serve(number, sockets, started)
+    serve(number, sockets, started)
 
 
 def _end_with_first_process() -> None:

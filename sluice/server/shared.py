@@ -66,21 +66,29 @@ class SharedShardIds(MutableSet[ShardId]):
 
     @override
     def __iter__(self) -> Iterator[ShardId]:
-        for file in self.folder.iterdir():
-            pipeline, generation, number = file.name.split(",")
+        for name in self._names():
+            pipeline, generation, number = name.split(",")
             yield GenerationRef(pipeline, int(generation)), int(number)
 
     @override
     def __len__(self) -> int:
-        return len(list(self.folder.iterdir()))
+        return len(self._names())
 
     @override
     def add(self, shard: ShardId) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._file(*shard).touch()
 
     @override
     def discard(self, shard: ShardId) -> None:
         self._file(*shard).unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return [file.name for file in self.folder.iterdir()]
+        except FileNotFoundError:
+            # Some systems remove folders of temporary files that have not been used for days.
+            return []
 
     def _file(self, ref: GenerationRef, number: int) -> Path:
         return self.folder / f"{ref.pipeline},{ref.generation},{number}"

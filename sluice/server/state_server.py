@@ -23,7 +23,7 @@ from sluice.api.routes.api_state import API_STATE, ApiState
 from sluice.errors import Refused, SettingsError, StateError, sentence
 from sluice.query import Reader
 from sluice.server.admission import MOST_UNPROVEN, Admission, Arrival, raise_file_limit
-from sluice.server.further_processes import FurtherProcesses
+from sluice.server.further_processes import STOP_SECONDS, FurtherProcesses
 from sluice.server.http_protocol import PatientProtocol
 from sluice.server.latencies import Latencies
 from sluice.server.local_routes import LocalApp, not_found
@@ -363,7 +363,7 @@ class _Server(uvicorn.Server):
         if self._further is not None:
             # Uvicorn then ends this process with the signal that it has received. The further processes end
             # together with this process, so it has to wait until they have answered their requests.
-            await asyncio.to_thread(self._further.end)
+            await asyncio.to_thread(self._further.end, 0.0 if self.force_exit else STOP_SECONDS)
 
 
 class _WithState:

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @contextmanager
 def started(home: Path, *options: str, port: int | None = None) -> Iterator[ServerProcess]:
-    variables = environment(home, home, ledger_url(f"sqlite:///{home}"))
+    variables = environment(home, home, ledger_url(f"sqlite:///{home}")) | {"TMPDIR": str(home)}
     Ledger.open(variables["SLUICE_LEDGER"]).close()
     process = ServerProcess(variables, *OPTIONS, *options, port=port)
     further = []
@@ -167,11 +167,12 @@ def test_a_further_process_answers_its_requests_before_it_ends(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_the_processes_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_the_processes_end_together(tmp_path: Path, stop: signal.Signals) -> None:
     with started(tmp_path) as server:
         everything = psutil.Process(server.process.pid).children(recursive=True)
-        server.process.send_signal(stop)
+        # Ctrl-C in a terminal sends its signal to all processes.
+        for process in reversed(of(server)) if stop == signal.SIGINT else [server.process]:
+            process.send_signal(stop)
         output, _ = server.process.communicate(timeout=30)
         assert psutil.wait_procs(everything, timeout=20)[1] == []
         assert output == ""

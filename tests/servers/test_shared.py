@@ -32,6 +32,18 @@ def test_shared_shard_ids_are_a_set(changes: list[tuple[str, ShardId]]) -> None:
         assert (set(of_another_process), len(of_another_process)) == (expected, len(expected))
 
 
+def test_a_shared_set_survives_the_removal_of_its_folder() -> None:
+    shard = GenerationRef("orders", 1), 0
+    with shared_among(2) as shared:
+        shared.arriving.add(shard)
+        shared.remove()
+        assert (list(shared.arriving), len(shared.arriving), shard in shared.arriving) == ([], 0, False)
+        shared.arriving.discard(shard)
+        shared.arriving.add(shard)
+        assert list(shared.arriving) == [shard]
+    assert list(shared.arriving) == []
+
+
 def test_one_process_shares_nothing() -> None:
     with shared_among(1) as shared:
         assert isinstance(shared.arriving, set)
