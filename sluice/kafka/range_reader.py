@@ -142,9 +142,10 @@ class RangeReader:
                 is_assigned = True
             count = sum(self._ranges[partition].end - self._positions[partition] for partition in self.unread)
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
-            records = [message for message in messages if message.error() is None]
-            others: Sequence[Message] = ()
-            if len(records) < len(messages):
+            records, others = messages, []
+            # Most calls return records only.
+            if any(map(Message.error, messages)):
+                records = [message for message in messages if message.error() is None]
                 others = [message for message in messages if message.error() is not None]
             # The records of two calls would need twice the memory.
             del messages

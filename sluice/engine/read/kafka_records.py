@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+from confluent_kafka import Message
 
 from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.read.timestamps import timestamps_of
@@ -77,8 +78,8 @@ def _record_batch(records: Records) -> pa.RecordBatch:
         pa.repeat(pa.scalar(partition, pa.int32()), count),
         pa.array(offsets, pa.int64()),
         pa.array(timestamps_of(messages) * 1_000).cast(pa.timestamp("us", "UTC")),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array(list(map(Message.key, messages)), pa.binary()),
+        pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.array(texts, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
