@@ -8,6 +8,7 @@ pipeline may have changed in between. A producer aborts, on start-up, any transa
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,6 @@ _FAST: dict[str, str | bool] = {
     "compression.type": "lz4",
     "queue.buffering.max.messages": "200000",
     "queue.buffering.max.kbytes": "1048576",
-    # With reports for all records, delivered records would stay in memory until the program asks for the reports.
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
     **ANY_SIZE,
@@ -60,6 +60,7 @@ _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 50_000
+_POLL_S = 0.02
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
 
@@ -223,16 +224,17 @@ class TransactionalOutput:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
                 begun = self._begin_transaction()
-            for topic, table in records:
-                # If the batch is repeated, its records for this topic may be in Kafka already.
-                if written.get(topic):
-                    continue
-                counts[topic] = counts.get(topic, 0) + table.num_rows
-                # A batch that was written before gets a transaction only for topics that were added
-                # to the pipeline after it was written.
-                if batch.number >= self.last_batch and table.num_rows:
-                    begun = begun or self._begin_transaction()
-                    checksums[topic] += _produce(self._producer, topic, table)
+            with _delivered_freed(self._producer):
+                for topic, table in records:
+                    # If the batch is repeated, its records for this topic may be in Kafka already.
+                    if written.get(topic):
+                        continue
+                    counts[topic] = counts.get(topic, 0) + table.num_rows
+                    # A batch that was written before gets a transaction only for topics that were added
+                    # to the pipeline after it was written.
+                    if batch.number >= self.last_batch and table.num_rows:
+                        begun = begun or self._begin_transaction()
+                        checksums[topic] += _produce(self._producer, topic, table)
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
@@ -379,36 +381,64 @@ def _note_failure(failed: list[KafkaError], error: KafkaError | None, _: object)
 
 def checksum(table: pa.Table) -> int:
     """The sum of the records' checksums, which does not depend on the order of the records."""
-    return sum(map(_checksum, table.to_batches(max_chunksize=_CHUNK)))
+    return sum(chunk.checksum for chunk in _chunks(table))
 
 
-def _checksum(records: pa.RecordBatch) -> int:
-    """The sum of the records' CRC-32 checksums.
+@dataclass(frozen=True)
+class _Chunk:
+    """Some records for a topic. They are listed once, because every output record of the driver goes through here."""
 
-    A record's checksum covers its key and value, and starts from a number made of its timestamp and
-    the key's length. The driver computes it for every output record, so only functions in C are
-    called for each record.
-    """
-    keys, values = _bytes_column(records, "key"), _bytes_column(records, "value")
-    # The key's length tells where the value begins. Null differs from an empty key or value.
-    lengths = pc.fill_null(pc.add(pc.binary_length(keys).cast(pa.int64()), 1), 0)
-    begins = _PRIME * (2 * np.asarray(lengths) + np.asarray(values.is_null()))
-    if "timestamp" in records.schema.names:
-        begins += np.asarray(pc.fill_null(records.column("timestamp").cast(pa.int64()), 0))
-    of_keys = map(crc32, _without_nulls(keys), (begins & _BITS).tolist())
-    return sum(map(crc32, _without_nulls(values), of_keys))
+    records: pa.RecordBatch
+    keys: list[bytes | None]
+    values: list[bytes | None]
+
+    @property
+    def checksum(self) -> int:
+        """The sum of the records' CRC-32 checksums.
+
+        A record's checksum covers its key and value, and starts from a number made of its timestamp and
+        the key's length. The driver computes it for every output record, so only functions in C are
+        called for each record.
+        """
+        # The key's length tells where the value begins. Null differs from an empty key or value.
+        lengths = pc.fill_null(pc.add(pc.binary_length(self.records.column("key")).cast(pa.int64()), 1), 0)
+        begins = _PRIME * (2 * np.asarray(lengths) + np.asarray(self.records.column("value").is_null()))
+        if "timestamp" in self.records.schema.names:
+            begins += np.asarray(pc.fill_null(self.records.column("timestamp").cast(pa.int64()), 0))
+        of_keys = map(crc32, _without_nulls(self.keys), (begins & _BITS).tolist())
+        return sum(map(crc32, _without_nulls(self.values), of_keys))
+
+    def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
+        """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
+        columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
+        # The client chooses the partition by the key if the partition is -1, and sets the current time
+        # if the timestamp is 0.
+        chosen: Iterable[int] = repeat(-1)
+        if "partition" in columns:
+            numbers = np.asarray(pc.fill_null(columns["partition"], -1))
+            chosen = np.where(numbers < 0, -1, numbers % partitions).tolist()
+        timestamps: Iterable[int] = repeat(0)
+        if "timestamp" in columns:
+            timestamps = pc.fill_null(columns["timestamp"], 0).to_pylist()
+        headers: Iterable[Any] = repeat(None)
+        if "headers" in columns:
+            headers = _header_lists(columns["headers"])
+        nothing = repeat(None)
+        return zip(repeat(topic), self.values, self.keys, chosen, nothing, nothing, timestamps, headers, strict=False)
 
 
-def _bytes_column(records: pa.RecordBatch, name: str) -> pa.Array:
-    """A column of text or bytes as bytes, which copies nothing. Bytes are faster to list and to send than text."""
-    column = records.column(name)
-    return column.cast(pa.binary()) if pa.types.is_string(column.type) or pa.types.is_null(column.type) else column
+def _chunks(table: pa.Table) -> Iterator[_Chunk]:
+    for name in ("key", "value"):
+        # Bytes are faster to list and to send than text, and the cast copies nothing.
+        table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.binary()))
+    for records in table.to_batches(max_chunksize=_CHUNK):
+        keys, values = (records.column(name).to_pylist() for name in ("key", "value"))
+        yield _Chunk(records, keys, values)
 
 
-def _without_nulls(column: pa.Array) -> list[bytes]:
-    """The values of a column, with empty bytes in place of nulls."""
-    filled: list[bytes] = (pc.fill_null(column, b"") if column.null_count else column).to_pylist()
-    return filled
+def _without_nulls(values: list[bytes | None]) -> list[bytes]:
+    """The values, with empty bytes in place of nulls."""
+    return [value or b"" for value in values]
 
 
 def _hexadecimal(total: int) -> str:
@@ -421,15 +451,38 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
     partitions = 1
     if "partition" in table.column_names:
         partitions = len(producer.list_topics(topic, TIMEOUT_S).topics[topic].partitions)
-    for chunk in table.to_batches(max_chunksize=_CHUNK):
-        total += _checksum(chunk)
-        for arguments in _arguments(topic, chunk, partitions):
+    for chunk in _chunks(table):
+        total += chunk.checksum
+        for arguments in chunk.arguments(topic, partitions):
             try:
                 # Passing the arguments by name, or calling `_queue` for each record, would take longer.
                 produce(*arguments)
             except BufferError:
                 _queue(producer, *arguments)
     return total
+
+
+@contextlib.contextmanager
+def _delivered_freed(producer: Producer) -> Iterator[None]:
+    """Let another thread free the client's delivered records during the block.
+
+    The client keeps a delivered record until the program polls, even if the program wants no report of it. A poll frees
+    all of them without the interpreter's lock, but would take a fifth of the time of the thread that sends. A producer
+    with `on_delivery` would take the lock for each record, so it polls in the thread that sends.
+    """
+    is_left = threading.Event()
+
+    def poll() -> None:
+        while not is_left.wait(_POLL_S):
+            producer.poll(0)
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_left.set()
+        thread.join()
 
 
 def _queue(producer: Producer, *arguments: Any) -> None:
@@ -440,25 +493,6 @@ def _queue(producer: Producer, *arguments: Any) -> None:
             return
         except BufferError:
             producer.poll(0.1)
-
-
-def _arguments(topic: str, records: pa.RecordBatch, partitions: int) -> Iterator[tuple[Any, ...]]:
-    """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
-    columns = dict(zip(records.schema.names, records.columns, strict=True))
-    # The client chooses the partition by the key if the partition is -1, and sets the current time
-    # if the timestamp is 0.
-    chosen: Iterable[int] = repeat(-1)
-    if "partition" in columns:
-        numbers = np.asarray(pc.fill_null(columns["partition"], -1))
-        chosen = np.where(numbers < 0, -1, numbers % partitions).tolist()
-    timestamps: Iterable[int] = repeat(0)
-    if "timestamp" in columns:
-        timestamps = pc.fill_null(columns["timestamp"], 0).to_pylist()
-    headers: Iterable[Any] = repeat(None)
-    if "headers" in columns:
-        headers = _header_lists(columns["headers"])
-    keys, values = (_bytes_column(records, name).to_pylist() for name in ("key", "value"))
-    return zip(repeat(topic), values, keys, chosen, repeat(None), repeat(None), timestamps, headers, strict=False)
 
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:
