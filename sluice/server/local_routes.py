@@ -35,7 +35,8 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State, StateVersion
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_tuples import DigestedRow, RowId, VersionId
+from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.state.shard.row_tuples import VersionId
 from sluice.state.shard.shard import Checksums, Journal, Version
 from sluice.state.shard.sizes import size_of
 
@@ -53,8 +54,8 @@ _WRITE_BODY_SECONDS = 600.0
 write."""
 
 _QUERY = msgspec.json.Decoder(AnyQuery)
-_ROWS = msgspec.msgpack.Decoder(list[DigestedRow])
-_IDS = msgspec.msgpack.Decoder(list[RowId])
+_PAGES = msgspec.msgpack.Decoder(list[RowColumns])
+_IDS = msgspec.msgpack.Decoder(RowIds)
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _KEYS = msgspec.msgpack.Decoder(tuple[int, list[str], int, int, bool])
 _STATES = msgspec.msgpack.Decoder(tuple[list[int], list[State]])
@@ -165,16 +166,16 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.journal())
 
     async def _before(self, request: Request) -> Response:
-        rows = _decode(_IDS, await _rows(request))
+        ids = _decode(_IDS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return _msgpack_response(await self._on(request, lambda shard: shard.rows_before(batch, rows, epoch)))
+        return _msgpack_response(await self._on(request, lambda shard: shard.rows_before(batch, ids, epoch)))
 
     async def _write(self, request: Request) -> Any:
-        rows = _decode(_ROWS, await _rows(request))
+        pages = _decode(_PAGES, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         checksum = _checksum(request, "replaced")
         replaced = None if checksum is None else lambda: checksum
-        return await self._on(request, lambda shard: shard.write_digested_rows(batch, rows, epoch, replaced))
+        return await self._on(request, lambda shard: shard.write_pages(batch, pages, epoch, replaced))
 
     async def _expire(self, request: Request) -> Any:
         ends = _decode(msgspec.json.Decoder(dict[int, int]), await _body(request))

@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, tumbling
-from sluice.engine.publish import shard_writer
+from sluice.state.shard import row_pages
 from tests.pipelines.conftest import Drive
 
 MINUTE = 60_000
@@ -39,5 +39,5 @@ def test_pages_have_the_results_of_one_page(drive: Drive, monkeypatch: pytest.Mo
     stores, output = sums(drive)
     assert stores["shop-1"] == {"sum": 12}
     for rows in (1, 2, 3):
-        monkeypatch.setattr(shard_writer, "_PAGE_ROWS", rows)
+        monkeypatch.setattr(row_pages, "PAGE_ROWS", rows)
         assert sums(drive) == (stores, output)

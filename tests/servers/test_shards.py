@@ -15,6 +15,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range
+from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Checksums, Journal, RowCounts, Shard
 from tests.servers.hosts import Host
 
@@ -38,7 +39,9 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
             shard.write_rows(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
         )
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
-        ((*before, digest),) = shard.rows_before(1, [(0, "a", -1, -1), (0, "c", -1, -1)], 1)
+        ids = RowIds.of([(0, "", -1, -1), (0, "a", -1, -1), (0, "c", -1, -1)])
+        ((place, (*before, digest)),) = shard.rows_before(1, ids, 1).items()
+        assert place == 1
         assert tuple(before) == (0, "a", -1, -1, "[1]")
         assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=lambda: digest) == 1
         shard.expire_windows(1, {1: 2_000}, 1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +18,12 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
 from sluice.settings import settings
-from sluice.state.shard.row_pages import digested_rows_of, rows_of, sorted_pages
-from sluice.state.shard.row_tuples import Row, RowId
+from sluice.state.shard.row_columns import RowColumns
+from sluice.state.shard.row_pages import columns_of, ids_of, pages_of, repeats_previous, sorted_rows
 from sluice.state.shard.shard import Shard
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_PAGE_ROWS = 20_000
 
 
 class StateRows(Protocol):
@@ -113,27 +110,47 @@ class ShardWriter:
         together = pa.Table.from_batches(received).combine_chunks()
         row_bytes = together.nbytes
         del received
-        pages = sorted_pages(self._latest_changes(together))
+        state_rows = self._changed_rows(together)
         del together
         pa.default_memory_pool().release_unused()
         batch = this_batch().number
         changes = RETURNED_ROW.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:
-                count, changes = self._add_up(shard, worker, batch, rows_of(pages))
+                count, changes = self._add_up(shard, worker, batch, state_rows)
             else:
-                count = shard.write_digested_rows(batch, digested_rows_of(pages), self.epoch)
+                count = shard.write_pages(batch, map(columns_of, pages_of(state_rows)), self.epoch)
         stats = BatchStats({"rows": count}, row_bytes={"shard": row_bytes})
         self.side_outputs.add_stats(f"shard-{worker:05}", stats)
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
-    def _add_up(
-        self,
-        shard: Shard,
-        worker: int,
-        batch: int,
-        rows: Iterable[Row],
-    ) -> tuple[int, pa.Table]:
+    def _changed_rows(self, rows: pa.Table) -> pa.Table:
+        """One sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
+        # A row without a key belongs to no store, so it is left out.
+        rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
+        repeats = repeats_previous(rows)
+        # A task makes one row of a key's records in a window, and most keys have all of their records
+        # in one partition. So in most batches, no row is repeated.
+        if not repeats.any():
+            return rows
+        is_last = np.append(~repeats[1:], True)
+        last = rows.filter(pa.array(is_last))
+        is_of_group = np.asarray(pc.is_in(rows.column("group_id"), pa.array(self.totals.groups, pa.int32())))
+        added_up = is_of_group & (repeats | ~is_last)
+        sums: list[str] = []
+        for page in pages_of(rows.append_column("repeats", pa.array(repeats)).filter(pa.array(added_up))):
+            columns = [page.column(name).to_pylist() for name in ("group_id", "value", "repeats")]
+            for group, value, repeats_last in zip(*columns, strict=True):
+                if repeats_last:
+                    sums[-1] = self.totals.combine(group, sums[-1], value)
+                else:
+                    sums.append(value)
+        values = last.column("value")
+        return _with_values(
+            last, pc.replace_with_mask(values, pa.array(added_up[is_last]), pa.array(sums, pa.string()))
+        )
+
+    def _add_up(self, shard: Shard, worker: int, batch: int, state_rows: pa.Table) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
         Returns the number of written rows, and the rows that the driver needs.
@@ -144,84 +161,47 @@ class ShardWriter:
         changes = [RETURNED_ROW.empty_table()]
         replaced = 0
 
-        def added_up() -> Iterator[Row]:
+        def added_up() -> Iterator[RowColumns]:
             nonlocal replaced
-            merged = self._merged(rows)
             # Only one page of rows at a time is turned into Python objects, which take several
             # times as much memory.
-            while page := list(islice(merged, _PAGE_ROWS)):
+            for page in pages_of(state_rows):
+                ids = ids_of(page)
                 # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
-                stored = shard.rows_before(batch, [row[:4] for row in page], self.epoch)
-                before = {old[:4]: old for old in stored}
-                for number, row in enumerate(page if before else ()):
-                    if (old := before.get(row[:4])) is not None:
-                        page[number] = self._sum(old[:5], row)
-                        replaced += old[5]
-                changes.append(self._change_rows([row for row in page if row[0] in wanted]))
-                yield from (row for row in page if row[4] is not None or row[:4] in before)
+                before = shard.rows_before(batch, ids, self.epoch)
+                if before:
+                    values = page.column("value").to_pylist()
+                    for place, (group, _, _, _, value, digest) in before.items():
+                        values[place] = self._sum(group, value, values[place])
+                        replaced += digest
+                    page = _with_values(page, pa.array(values, pa.string()))
+                changes.append(self._changes(page, wanted))
+                yield columns_of(page, ids).with_needed_tombstones(before)
 
-        count = shard.write_rows(batch, added_up(), self.epoch, lambda: replaced)
+        count = shard.write_pages(batch, added_up(), self.epoch, lambda: replaced)
         return count, pa.concat_tables(changes)
 
-    def _merged(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """One row for each key and window: the sum of its rows.
+    def _sum(self, group: int, first: str | None, second: str | None) -> str | None:
+        """Combine the values of two versions of a state row.
 
-        `rows` are sorted, so the rows of the same key and window follow each other.
+        Values of groups are added up. Of any other row, the second value is returned.
         """
-        last: Row | None = None
-        last_id: RowId | None = None
-        for row in rows:
-            row_id = row[:4]
-            if last is None:
-                last = row
-            elif row_id == last_id:
-                last = self._sum(last, row)
-            else:
-                yield last
-                last = row
-            last_id = row_id
-        if last is not None:
-            yield last
-
-    def _sum(self, first: Row, second: Row) -> Row:
-        """Combine two versions of a state row.
-
-        Rows of groups are added up. Of any other row, the second version is returned.
-        """
-        value, more = first[4], second[4]
-        if second[0] not in self.totals.groups or value is None or more is None:
+        if group not in self.totals.groups or first is None or second is None:
             return second
-        return (*second[:4], self.totals.combine(second[0], value, more))
+        return self.totals.combine(group, first, second)
 
-    def _change_rows(self, rows: list[Row]) -> pa.Table:
-        """Written rows for the driver, with the time of each row's output record."""
-        columns: dict[str, list[Any]] = {}
-        for number, name in enumerate((*STATE_KEY, "value")):
-            columns[name] = [row[number] for row in rows]
-        columns["time"] = [self._time(row) for row in rows]
-        columns |= {name: [None] * len(rows) for name in (*SORT_KEY, "headers")}
-        return pa.Table.from_pydict(
-            {name: columns[name] for name in RETURNED_ROW.names},
-            RETURNED_ROW,
-        )
+    def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
+        """The rows of the groups `wanted`, for the driver, with the time of each row's output record."""
+        rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
+        columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
+        groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))
+        columns["time"] = pa.array(map(self._time, groups, values), pa.int64())
+        for name in (*SORT_KEY, "headers"):
+            columns[name] = pa.nulls(len(rows), RETURNED_ROW.field(name).type)
+        return pa.Table.from_pydict({name: columns[name] for name in RETURNED_ROW.names}, RETURNED_ROW)
 
-    def _time(self, row: Row) -> int:
-        group_id, value = row[0], row[4]
-        return self.totals.time(value) if value is not None and group_id in self.totals.timed else 0
-
-    def _latest_changes(self, state_rows: pa.Table) -> pa.Table:
-        """Keep only the last change of each row of a store or global table, but all rows of groups."""
-        is_of_group = pc.is_in(
-            state_rows.column("group_id"),
-            pa.array(self.totals.groups, pa.int32()),
-        )
-        rest = _chosen(state_rows, pc.invert(is_of_group))
-        # A row without a key belongs to no store, so it is left out.
-        changes = rest.filter(rest.column("key").is_valid())
-        if len(_last_rows(changes)) < len(changes):
-            changes = changes.sort_by([(name, "ascending") for name in SORT_KEY])
-            changes = changes.take(_last_rows(changes))
-        return pa.concat_tables([_chosen(state_rows, is_of_group), changes])
+    def _time(self, group: int, value: str | None) -> int:
+        return self.totals.time(value) if value is not None and group in self.totals.timed else 0
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
@@ -229,11 +209,8 @@ def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
     return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 
-def _last_rows(changes: pa.Table) -> pa.ChunkedArray:
-    """The index of the last change of each row of a store."""
-    identity = ["group_id", "key", "window_start", "window_end"]
-    numbered = changes.select(identity).append_column("row", pa.array(np.arange(len(changes))))
-    return numbered.group_by(identity, use_threads=False).aggregate([("row", "max")]).column("row_max")
+def _with_values(rows: pa.Table, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.column_names.index("value"), "value", values)
 
 
 def _rows_of_shard(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:

@@ -31,6 +31,7 @@ from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress, sends_twice
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Replaced, State, StoredState
+from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Shard
 from sluice.values.windowed_keys import split_windowed_key
 
@@ -58,9 +59,11 @@ class BatchStates:
 
     def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
         """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
-        rows = self.shard.rows_before(self.batch, [(group, key, NO_WINDOW, NO_WINDOW) for key in keys], self.epoch)
+        no_windows = [NO_WINDOW] * len(keys)
+        ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
+        rows = self.shard.rows_before(self.batch, ids, self.epoch)
         # A row of a store is an array of this one value.
-        return {key: value[1:-1] for _, key, _, _, value, _ in rows}
+        return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
 
     def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
         """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""

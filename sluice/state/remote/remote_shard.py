@@ -22,7 +22,8 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.checksums import checksum_of
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import DigestedRow, RowId, StoredRow, VersionId
+from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.state.shard.row_tuples import StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     Checksums,
@@ -39,7 +40,7 @@ server accepts connections and never answers."""
 _WRITE_SECONDS = 600.0
 _VERSIONS = msgspec.msgpack.Decoder(list[Version])
 _STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
-_STORED = msgspec.msgpack.Decoder(list[StoredRow])
+_STORED = msgspec.msgpack.Decoder(dict[int, StoredRow])
 _STATES = msgspec.msgpack.Decoder(dict[str, StoredState])
 _ANSWERS = msgspec.msgpack.Decoder(list[Answer])
 _KEYS_AT_ONCE = 10_000
@@ -94,22 +95,19 @@ class RemoteShard(Shard):
         self._client.close()
 
     @override
-    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        stored: list[StoredRow] = []
-        for start in range(0, len(rows), _KEYS_AT_ONCE):
-            content = msgspec.msgpack.encode(list(rows[start : start + _KEYS_AT_ONCE]))
-            stored += _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
-        return stored
+    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
+        content = msgspec.msgpack.encode(ids)
+        return _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
 
     @override
-    def write_digested_rows(
+    def write_pages(
         self,
         batch: int,
-        rows: Iterable[DigestedRow],
+        pages: Iterable[RowColumns],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
-        content = msgspec.msgpack.encode(list(rows))
+        content = msgspec.msgpack.encode(list(pages))
         parameter = "" if replaced is None else f"&replaced={checksum_of(replaced())}"
         written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content))
         return written

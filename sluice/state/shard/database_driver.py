@@ -6,12 +6,13 @@ databases run the same SQL, with `?` as the placeholder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
-from sluice.state.shard.row_tuples import RowId, StoredRow
+from sluice.state.shard.row_columns import RowIds
+from sluice.state.shard.row_tuples import StoredRow
 
 Mode: TypeAlias = Literal["read", "write", "create"]
 """How a shard is opened. `create` writes too, and creates the shard if it does not exist."""
@@ -65,10 +66,16 @@ class Driver(Protocol):
         `constants`: column → the number that all rows have in this column.
         """
 
-    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
-        """For each state row in `rows`, its newest version before `batch` and that version's digest.
+    def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
+        """For each of these state rows, its newest version before `batch` and that version's digest.
 
         Omits tombstones.
+        """
+
+    def newest_windows(self, keys: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
+        """Group and key → the largest window start of the key's state rows, of any batch.
+
+        Omits keys without rows.
         """
 
     def check_integrity(self) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
-from operator import itemgetter
 from typing import Any, Self
 
 from typing_extensions import override
@@ -22,7 +20,8 @@ from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range, conditions
-from sluice.state.shard.row_tuples import DigestedRow, RowId, StoredRow, VersionId
+from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.state.shard.row_tuples import StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     STATE_ROWS,
@@ -35,12 +34,15 @@ from sluice.state.shard.shard import (
     Version,
 )
 
-_DIGEST_OF_ROW = itemgetter(5)
 _COMPACT_ROWS = 5_000
 _KEYS_AT_ONCE = 500
 FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
+_ROWS_PER_KEY = 4
+"""If a page has at least so many rows for each key, the shard is asked for the newest window of each key."""
+_BEFORE_ALL = -(2**63)
+"""The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000
 """When a run begins, it reads and checks all rows of each shard with at most this many rows. Of a
 larger shard, it reads only the rows that it uses."""
@@ -92,22 +94,46 @@ class LocalShard(Shard):
         self._driver.close()
 
     @override
-    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        if self._recorded_checksum(STATE_ROWS, batch - 1) is None:
-            return []
-        stored = list(self._driver.versions_before(batch, rows))
-        for row in stored:
-            _checked_digest(*row)
+    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
+        before = self._versions_before(batch, ids)
         # The check comes after the read, because a newer writer that has begun during the read may
         # have written these rows.
         self._require_newest_writer(epoch)
-        return stored
+        return before
+
+    def _versions_before(self, batch: int, ids: RowIds) -> dict[int, StoredRow]:
+        """Like `rows_before`, for the shard's own transaction."""
+        if self._recorded_checksum(STATE_ROWS, batch - 1) is None:
+            return {}
+        places = self._places_to_look_up(ids)
+        if len(places) < len(ids):
+            ids = ids.at(places)
+        stored = {row[:4]: row for row in self._driver.versions_before(batch, ids)}
+        for row in stored.values():
+            _checked_digest(*row)
+        return {place: stored[row_id] for place, row_id in zip(places, ids, strict=True) if row_id in stored}
+
+    def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
+        """The places of the rows that may have earlier versions.
+
+        Most windows of a batch are new. They start after the newest window that the shard has of
+        their key, so this window is asked for once per key, and most windows are not looked up.
+        """
+        keys = set(ids.pairs())
+        if len(keys) > len(ids) // _ROWS_PER_KEY:
+            return range(len(ids))
+        newest = self._driver.newest_windows(keys)
+        places = []
+        for place, (key, start) in enumerate(zip(ids.pairs(), ids.window_starts, strict=True)):
+            if start <= newest.get(key, _BEFORE_ALL):
+                places.append(place)
+        return places
 
     @override
-    def write_digested_rows(
+    def write_pages(
         self,
         batch: int,
-        rows: Iterable[DigestedRow],
+        pages: Iterable[RowColumns],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
@@ -117,23 +143,16 @@ class LocalShard(Shard):
             removed = 0
             if self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch)):
                 removed = self._driver.execute("DELETE FROM state_rows WHERE batch = ?", (batch,))
-            checksum_before = self._recorded_checksum(STATE_ROWS, batch - 1)
-            total = int(checksum_before or "0", 16)
-            remaining = iter(rows)
-            while chunk := list(islice(remaining, _PAGE_ROWS)):
-                # Sorted rows are written fastest, and SQLite's `versions_before` takes the windows of
-                # a key together.
-                chunk.sort()
+            total = int(self._recorded_checksum(STATE_ROWS, batch - 1) or "0", 16)
+            for page in pages:
+                rows = page
                 if replaced is None:
-                    before = {}
-                    if checksum_before is not None:
-                        stored = self._driver.versions_before(batch, [row[:4] for row in chunk])
-                        before = {row[:4]: _checked_digest(*row) for row in stored}
-                    total -= sum(before.values())
-                    chunk = [row for row in chunk if row[4] is not None or row[:4] in before]
-                total += sum(map(_DIGEST_OF_ROW, chunk))
-                self._driver.insert("state_rows", _ROW_COLUMNS, chunk, {"batch": batch})
-                written += len(chunk)
+                    before = self._versions_before(batch, page.ids)
+                    total -= sum(digest for *_, digest in before.values())
+                    rows = page.with_needed_tombstones(before)
+                total += sum(rows.digests)
+                self._driver.insert("state_rows", _ROW_COLUMNS, rows, {"batch": batch})
+                written += len(rows)
             if replaced is not None:
                 total -= replaced()
             self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, written, checksum_of(total)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
@@ -14,7 +14,8 @@ from typing_extensions import override
 from sluice.errors import DamagedState, StateError
 from sluice.state.database import certificate_advice, first_line
 from sluice.state.shard.database_driver import NO_CONSTANTS, Driver, Mode
-from sluice.state.shard.row_tuples import RowId, StoredRow
+from sluice.state.shard.row_columns import RowIds
+from sluice.state.shard.row_tuples import StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import check_deadline, held, seconds_left, too_slow
 
@@ -27,6 +28,9 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
         WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start
         AND c.window_end = n.window_end AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
+_NEWEST_WINDOWS = """SELECT n.group_id, n.key, (
+        SELECT max(window_start) FROM state_rows AS c WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C")
+    FROM unnest(%s::integer[], %s::varchar[]) AS n (group_id, key)"""
 
 _SESSION = """SET search_path TO {schema}; SET idle_in_transaction_session_timeout = {silent};
     SET lock_timeout = {patient}; SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10;
@@ -220,9 +224,15 @@ class PostgresDriver(Driver):
                 copy.write_row((*row, *numbers))
 
     @override
-    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
+        columns = (ids.group_ids, ids.keys, ids.window_starts, ids.window_ends)
         yield from self._connection.execute(_BEFORE_ALL, (*columns, batch))
+
+    @override
+    def newest_windows(self, keys: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
+        columns = ([group_id for group_id, _ in keys], [key for _, key in keys])
+        rows = self._connection.execute(_NEWEST_WINDOWS, columns)
+        return {(group_id, key): start for group_id, key, start in rows if start is not None}
 
     @override
     def check_integrity(self) -> None:

@@ -1,41 +1,57 @@
-"""State rows in Arrow tables, and as the tuples that shards write."""
+"""State rows in Arrow tables, and as the columns that shards write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
 from sluice.state.model import StateRow
-from sluice.state.shard.row_tuples import DigestedRow, Row
+from sluice.state.shard.row_columns import RowColumns, RowIds
 
-_SORT = ("group_id", "key", "window_start", "window_end")
-_PAGE_ROWS = 20_000
+_ID = ("group_id", "key", "window_start", "window_end")
+PAGE_ROWS = 20_000
 
 
-def sorted_pages(table: pa.Table) -> Iterator[pa.Table]:
+def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
     """The columns of `StateRow` of a table, sorted for fast writing.
+
+    Rows with the same key and window are sorted by the columns `then_by`.
+    """
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in (*_ID, *then_by)])
+    return table.select(StateRow.__struct_fields__).take(order)
+
+
+def pages_of(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows in pages.
 
     Only a page of rows at a time needs to become Python objects, which take several times as much memory.
     """
-    table = table.select(StateRow.__struct_fields__).sort_by([(name, "ascending") for name in _SORT])
-    for begin in range(0, len(table), _PAGE_ROWS):
-        yield table.slice(begin, _PAGE_ROWS)
+    for begin in range(0, len(table), PAGE_ROWS):
+        yield table.slice(begin, PAGE_ROWS)
 
 
-def rows_of(pages: Iterable[pa.Table]) -> Iterator[Row]:
-    """The rows of pages as tuples."""
-    for page in pages:
-        yield from zip(*(column.to_pylist() for column in page.columns), strict=True)
+def repeats_previous(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Whether each of the sorted rows has the same key and window as the row before it."""
+    repeats = np.ones(len(table), bool)
+    repeats[:1] = False
+    for name in _ID:
+        column = table.column(name)
+        repeats[1:] &= np.asarray(pc.equal(column[1:], column[:-1]))
+    return repeats
 
 
-def digested_rows_of(pages: Iterable[pa.Table]) -> Iterator[DigestedRow]:
-    """Like `rows_of`, with the digest of each row."""
-    for page in pages:
-        yield from zip(*(column.to_pylist() for column in page.columns), row_digests(page), strict=True)
+def ids_of(page: pa.Table) -> RowIds:
+    return RowIds(*(page.column(name).to_pylist() for name in _ID))
+
+
+def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
+    """The rows of a page with their digests. `ids` are the page's ids, if the caller has them already."""
+    return RowColumns(ids or ids_of(page), page.column("value").to_pylist(), row_digests(page))
 
 
 def row_digests(table: pa.Table) -> list[int]:

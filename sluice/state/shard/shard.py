@@ -14,10 +14,10 @@ import msgspec
 
 from sluice.state.model import EntryId, StateRow
 from sluice.state.shard.answer_rows import Answer
-from sluice.state.shard.checksums import row_digest
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_tuples import DigestedRow, Row, RowId, StoredRow, VersionId
+from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -150,23 +150,26 @@ class Shard(Protocol):
         altered.
         """
 
-    def rows_before(self, batch: int, rows: Sequence[RowId], epoch: int) -> list[StoredRow]:
-        """The newest versions of these state rows before a batch. Omits rows without a value."""
+    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
+        """The newest versions of these state rows before a batch, by the row's place in `ids`.
+
+        Omits rows without a value.
+        """
 
     def write_rows(
         self,
         batch: int,
-        rows: Iterable[Row],
+        rows: Sequence[Row],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
-        """Like `write_digested_rows`, for rows without digests."""
-        return self.write_digested_rows(batch, ((*row, row_digest(row)) for row in rows), epoch, replaced)
+        """Like `write_pages`, for rows as tuples."""
+        return self.write_pages(batch, [RowColumns.of(rows)], epoch, replaced)
 
-    def write_digested_rows(
+    def write_pages(
         self,
         batch: int,
-        rows: Iterable[DigestedRow],
+        pages: Iterable[RowColumns],
         epoch: int = 0,
         replaced: Callable[[], int] | None = None,
     ) -> int:
@@ -176,12 +179,12 @@ class Shard(Protocol):
 
         A tombstone is written only for a row that the shard has. Other tombstones come from sessions
         that grow several times in a batch: they are for bounds that no earlier batch has stored. If
-        `replaced` is passed, the writer has left such tombstones out of `rows` itself.
+        `replaced` is passed, the writer has left such tombstones out of `pages` itself.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
         sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if the
-        writer knows it from `rows_before`. It is called after the last row was taken from `rows`,
-        so `rows` may read these versions meanwhile.
+        writer knows it from `rows_before`. It is called after the last page was taken from `pages`,
+        so `pages` may read these versions meanwhile.
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing_extensions import override
 from sluice.errors import DamagedState, SluiceError, StateError
 from sluice.state.database import BUSY_SECONDS, first_line, prepare_to_write
 from sluice.state.shard.database_driver import NO_CONSTANTS, Driver, Mode
-from sluice.state.shard.row_tuples import RowId, StoredRow
+from sluice.state.shard.row_columns import RowIds
+from sluice.state.shard.row_tuples import StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import acquire, is_over, too_slow
 from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
@@ -28,6 +29,10 @@ _BEFORE = """WITH wanted (group_id, key, window_start, window_end) AS (VALUES {r
             SELECT max(n.batch) FROM state_rows AS n WHERE n.group_id = w.group_id AND n.key = w.key
             AND n.window_start = w.window_start AND n.window_end = w.window_end AND n.batch < ?)
     WHERE s.value IS NOT NULL"""
+_NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
+    SELECT group_id, key, (
+        SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id AND s.key = w.key)
+    FROM wanted AS w"""
 _ROWS_AT_ONCE = 100
 """The number of rows that one statement reads or inserts. A statement for each row would take several times as long."""
 
@@ -157,18 +162,32 @@ class SqliteDriver(Driver):
         marks = ", ".join(["?"] * len(columns) + [str(number) for number in constants.values()])
         insert_one = f"INSERT INTO {table} ({', '.join((*columns, *constants))}) VALUES ({marks})"
         insert_many = insert_one + f", ({marks})" * (_ROWS_AT_ONCE - 1)
-        cursor, remaining = self._connection.cursor(), iter(rows)
-        while len(chunk := [*islice(remaining, _ROWS_AT_ONCE)]) == _ROWS_AT_ONCE:
-            cursor.execute(insert_many, [*chain.from_iterable(chunk)])
-        cursor.executemany(insert_one, chunk)
+        cursor, width = self._connection.cursor(), len(columns)
+        for values in _values_of_rows(rows, width):
+            if len(values) == _ROWS_AT_ONCE * width:
+                cursor.execute(insert_many, values)
+            else:
+                cursor.executemany(
+                    insert_one, [values[begin : begin + width] for begin in range(0, len(values), width)]
+                )
 
     @override
-    def versions_before(self, batch: int, rows: Sequence[RowId]) -> Iterator[StoredRow]:
+    def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
         cursor = self._connection.cursor()
-        for begin in range(0, len(rows), _ROWS_AT_ONCE):
-            chunk = rows[begin : begin + _ROWS_AT_ONCE]
-            sql = _BEFORE.format(rows=", ".join(["(?, ?, ?, ?)"] * len(chunk)))
-            yield from cursor.execute(sql, [*chain.from_iterable(chunk), batch])
+        for values in _values_of_rows(ids, 4):
+            sql = _BEFORE.format(rows=", ".join(["(?, ?, ?, ?)"] * (len(values) // 4)))
+            yield from cursor.execute(sql, [*values, batch])
+
+    @override
+    def newest_windows(self, keys: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
+        cursor = self._connection.cursor()
+        newest: dict[tuple[int, str], int] = {}
+        for values in _values_of_rows(keys, 2):
+            sql = _NEWEST_WINDOWS.format(rows=", ".join(["(?, ?)"] * (len(values) // 2)))
+            for group_id, key, start in cursor.execute(sql, values):
+                if start is not None:
+                    newest[group_id, key] = start
+        return newest
 
     @override
     def check_integrity(self) -> None:
@@ -224,6 +243,13 @@ class SqliteDriver(Driver):
         if code == sqlite3.SQLITE_CANTOPEN:
             return not self._path.exists()
         return code == sqlite3.SQLITE_ERROR and "no such" in str(error)
+
+
+def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
+    """The values of all rows, each of which has `width` values, in a list for each statement."""
+    values = chain.from_iterable(rows)
+    while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
+        yield of_statement
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

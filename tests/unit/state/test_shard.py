@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,8 +20,9 @@ from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.pages import pages_of_versions
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_pages import digested_rows_of, row_digests, rows_of, sorted_pages
-from sluice.state.shard.row_tuples import Row
+from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.state.shard.row_pages import columns_of, row_digests, sorted_rows
+from sluice.state.shard.row_tuples import Row, RowId
 from tests.support.postgres import new_database
 
 pytestmark = pytest.mark.unit
@@ -40,6 +42,13 @@ def row(
     key: str, value: str | None, group_id: int = 0, window: int = NO_WINDOW
 ) -> tuple[int, str, int, int, str | None]:
     return group_id, key, window, window + 15_000 if window >= 0 else NO_WINDOW, value
+
+
+def rows_before(shard: LocalShard, batch: int, ids: Sequence[RowId], epoch: int = 0) -> list[Row]:
+    """The versions before a batch of the rows with these ids. Each version is in the place of its row."""
+    before = shard.rows_before(batch, RowIds.of(ids), epoch)
+    assert all(before[place][:4] == ids[place] for place in before)
+    return [version[:5] for version in before.values()]
 
 
 def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
@@ -64,19 +73,19 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
     shard.write_rows(2, [row("a", "[3]")])
     windows = [("a", NO_WINDOW, NO_WINDOW), ("b", 0, 15_000), ("b", 15_000, 30_000), ("c", NO_WINDOW, NO_WINDOW)]
     names = [(0, *window) for window in windows]
-    assert shard.rows_before(0, names, epoch=0) == []
-    first = [version[:5] for version in shard.rows_before(1, names, epoch=0)]
-    assert first == [row("a", "[1]"), row("b", "[1]", window=0)]
-    assert [version[4] for version in shard.rows_before(2, names, epoch=0)] == ["[2]", "[1]"]
+    assert rows_before(shard, 0, names) == []
+    assert rows_before(shard, 1, names) == [row("a", "[1]"), row("b", "[1]", window=0)]
+    assert [version[4] for version in rows_before(shard, 2, names)] == ["[2]", "[1]"]
 
 
-def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard) -> None:
     batches = [[row(key, f"[{batch}]") for key in "cabed"] for batch in range(2)]
     for batch, rows in enumerate(batches):
         assert shard.write_rows(batch, rows) == 5
     checksums = [shard.checksum(batch) for batch in range(2)]
-    monkeypatch.setattr(local_shard, "_PAGE_ROWS", 2)
-    assert shard.write_rows(1, batches[1]) == 5, "the batch is repeated"
+    rows = sorted(batches[1])
+    pages = [RowColumns.of(rows[begin : begin + 2]) for begin in range(0, 5, 2)]
+    assert shard.write_pages(1, pages) == 5, "the batch is repeated"
     assert [shard.checksum(batch) for batch in range(2)] == checksums
     assert shard.batches() == {0: 5, 1: 5}
     shard.verify_rows(1)
@@ -92,8 +101,8 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
     read = [(0, "a", start, start + 15_000) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
     expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
     del expected[windows[0]]
-    versions = shard.rows_before(4, sorted({*read}), epoch=0)
-    assert {(key, start): value for _, key, start, _, value, _ in versions} == {
+    versions = rows_before(shard, 4, sorted({*read}))
+    assert {(key, start): value for _, key, start, _, value in versions} == {
         ("a", start): value for start, value in expected.items()
     }
     assert all(version[3] == version[2] + 15_000 for version in versions)
@@ -116,8 +125,8 @@ def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> No
     changed = [row("a", "[2]"), row("c", "[2]")]
     shard.write_rows(1, changed)
     checksum = shard.checksum(1)
-    read = shard.rows_before(1, [row("a", None)[:4], row("c", None)[:4]], epoch=0)
-    shard.write_rows(1, changed, replaced=lambda: sum(digest for *_, digest in read))
+    read = shard.rows_before(1, RowIds.of([row("a", None)[:4], row("c", None)[:4]]), epoch=0)
+    shard.write_rows(1, changed, replaced=lambda: sum(digest for *_, digest in read.values()))
     assert shard.checksum(1) == checksum
     shard.verify_rows(1)
 
@@ -126,7 +135,7 @@ def test_a_driver_without_the_lease_cannot_read_what_it_would_add_to(shard: Loca
     shard.write_rows(0, [row("a", "[1]")], epoch=1)
     shard.begin_run(2, 0)
     with pytest.raises(LeaseError):
-        shard.rows_before(1, [row("a", None)[:4]], epoch=1)
+        rows_before(shard, 1, [row("a", None)[:4]], epoch=1)
 
 
 def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
@@ -168,7 +177,7 @@ def test_sessions_with_the_same_start_are_rows_of_their_own(shard: LocalShard, m
     assert [(one.window_end, one.value) for one in shard.windows(0, "a", 1)] == [(7, "[1]")], "an earlier snapshot"
     assert [one.window_end for one in shard.scan(1, 3, after=("a", 5, 7))] == [9], "a page can end between them"
     ids = [(1, "a", 5, end) for end in (7, 8, 9)]
-    assert [version[:5] for version in shard.rows_before(3, ids, epoch=0)] == [(*ids[0], "[1]"), (*ids[2], "[1]")]
+    assert rows_before(shard, 3, ids) == [(*ids[0], "[1]"), (*ids[2], "[1]")]
     assert shard.changed_keys(1, 1, 3, 9) == [("a", 5, 9)]
     shard.verify_rows(3)
     monkeypatch.setattr(local_shard, "_COMPACT_ROWS", 1)
@@ -331,8 +340,9 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
         "key": ["a", "b", "a"],
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
-    assert list(rows_of(sorted_pages(table))) == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
-    written = shard.write_digested_rows(0, digested_rows_of(sorted_pages(table)))
+    rows = columns_of(sorted_rows(table))
+    assert [row[:5] for row in rows] == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
+    written = shard.write_pages(0, [rows])
     assert written == 2, "a row that is not there needs no tombstone"
     shard.verify_rows(0)
 
