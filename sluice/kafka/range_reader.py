@@ -44,8 +44,9 @@ _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
 """How long a call waits until it has read as many records as it asks for."""
-_AT_ONCE, _BYTES_AT_ONCE = 20_000, 16_777_216
-"""About how many records and bytes a call asks for. For a moment, a task needs several times this memory."""
+_AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
+"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit into a processor's
+caches, each message takes a sixth more CPU time."""
 _SIZES_READ = 100
 # A consumer that chooses its partitions itself needs no group, but the client asks for the group's coordinator.
 _GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}

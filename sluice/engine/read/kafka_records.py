@@ -32,6 +32,8 @@ _SETTINGS = {
     # The most memory that records need which a task has not asked for yet.
     "queued.max.messages.kbytes": 16_384,
 }
+_MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
+"""About how many rows and bytes a record batch has. The later steps take some time for each record batch."""
 _FILES = ("ssl.ca", "ssl.certificate", "ssl.key")
 
 
@@ -64,8 +66,21 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
         return
     with RangeReader(kafka, _SETTINGS) as reader:
         for part in ranges:
-            for records in reader.read([part]):
-                yield _record_batch(records)
+            yield from _combined(map(_record_batch, reader.read([part])))
+
+
+def _combined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger record batches. The reader returns few messages at once."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= _MOST_ROWS or size >= _MOST_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def _record_batch(records: Records) -> pa.RecordBatch:
