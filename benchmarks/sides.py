@@ -66,15 +66,16 @@ class Open(AirflowPlugin):
 
 @contextmanager
 def state_servers(home: Path) -> Iterator[list[Case]]:
-    """Two state servers with one worker each."""
+    """Two state servers with one worker each, and with a process for each core."""
     ledger = ledger_url(f"sqlite:///{home}")
     _state(home)
     with ExitStack() as stack:
         servers = []
         for number in range(2):
-            options = ("--workers", str(number), "--pipeline", "orders", "--rest")
+            options = ("--workers", str(number), "--pipeline", "orders", "--rest", "--processes", str(os.cpu_count()))
             servers.append(stack.enter_context(ServerProcess(environment(home, home / "shards", ledger), *options)))
-        address, pids = f"http://127.0.0.1:{servers[0].port}", [server.process.pid for server in servers]
+        address = f"http://127.0.0.1:{servers[0].port}"
+        pids = [process.pid for server in servers for process in _group(server.process.pid)]
         shares = [[f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)]
         authorization = f"Bearer {TOKEN}"
         yield [
