@@ -358,6 +358,9 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
         # Options for the short-lived JVM that assembles the driver's command.
         "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
+        # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in
+        # turn with a task's buffers, 50 MB each.
+        "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.

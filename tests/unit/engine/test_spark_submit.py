@@ -104,6 +104,20 @@ def configuration(tmp_path: Path) -> Settings:
     )
 
 
+def test_a_run_keeps_little_freed_memory_unless_the_user_decides(
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arenas() -> str:
+        with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
+            assert submitted.driver_environment["MALLOC_ARENA_MAX"] == submitted.environment["MALLOC_ARENA_MAX"]
+            return submitted.environment["MALLOC_ARENA_MAX"]
+
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert arenas() == "2"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    assert arenas() == "4"
+
+
 @pytest.mark.parametrize(
     ("master", "local"),
     [("local", True), ("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False),
