@@ -63,6 +63,10 @@ bench-scaling: $(JARS) ## Show how time, CPU and memory grow: ARGS='records keys
 bench-operators: $(JARS) ## Time a million records through each kind of operator; PEER= as above, ARGS='--records N --kind K --before CHECKOUT'
 	@PYTHONPATH=. $(BIN)/python benchmarks/operators.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: bench-workers
+bench-workers: $(INSTALLED) ## Show where the workers' CPU time for each kind of operator goes; ARGS='--records N --batches N --kind K --runs N'
+	@PYTHONPATH=. $(BIN)/python benchmarks/workers.py $(ARGS)
+
 .PHONY: nexmark
 nexmark: $(JARS) ## Time the 24 queries of Nexmark over a million events; PEER=folder-with-Flink, ARGS='--events N --query q5'
 	@PYTHONPATH=. $(BIN)/python benchmarks/nexmark.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
