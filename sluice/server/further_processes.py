@@ -43,10 +43,10 @@ class FurtherProcesses:
     """The further processes, which end with this process.
 
     A process that ends otherwise, for example because the system kills it, is replaced by another one.
-    `ended` is called when all processes have ended.
+    `ended` is called when all processes have ended. If this process is killed, the further processes call it.
     """
 
-    def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None]) -> None:
         self._numbers = numbers
         self._serve = serve
         self._ended = ended
@@ -71,7 +71,7 @@ class FurtherProcesses:
     def _start(self, number: int) -> Connection:
         """Start a process. Returns the connection at which the process reports that it accepts connections."""
         started, report = _SPAWN.Pipe(duplex=False)
-        process = _SPAWN.Process(target=_run, args=(self._serve, number, self._sockets, report))
+        process = _SPAWN.Process(target=_run, args=(self._serve, number, self._sockets, report, self._ended))
         with _blocked(signal.SIGINT):
             process.start()
         report.close()
@@ -141,7 +141,9 @@ def _has_started(started: Connection) -> bool:
     return False
 
 
-def _run(serve: Serve, number: int, sockets: Sequence[socket.socket], report: Connection) -> None:
+def _run(
+    serve: Serve, number: int, sockets: Sequence[socket.socket], report: Connection, ended: Callable[[], None]
+) -> None:
     """The main function of a further process."""
 
     def started() -> None:
@@ -149,11 +151,11 @@ def _run(serve: Serve, number: int, sockets: Sequence[socket.socket], report: Co
         with report, suppress(OSError):
             report.send(None)
 
-    Thread(target=_end_with_first_process, daemon=True).start()
+    Thread(target=_end_with_first_process, args=(ended,), daemon=True).start()
     serve(number, sockets, started)
 
 
-def _end_with_first_process() -> None:
+def _end_with_first_process(ended: Callable[[], None]) -> None:
     """End this process at once if the first process has ended without ending this process, as when it is killed.
 
     Otherwise, a new server could not use the address.
@@ -161,4 +163,5 @@ def _end_with_first_process() -> None:
     first = multiprocessing.parent_process()
     assert first is not None
     first.join()
+    ended()
     os._exit(1)

@@ -186,6 +186,7 @@ def test_the_other_processes_end_when_the_first_is_killed(tmp_path: Path) -> Non
         everything = psutil.Process(server.process.pid).children(recursive=True)
         server.kill(signal.SIGKILL)
         assert psutil.wait_procs(everything, timeout=20)[1] == []
+        assert not list(tmp_path.glob("sluice-serve-*"))
         with started(tmp_path, port=server.port) as next_server:
             assert ask(next_server, "/local").status_code == 200
 
@@ -203,8 +204,12 @@ def fails(_number: int, _sockets: Sequence[socket.socket], _started: Callable[[]
     raise RuntimeError("The ledger is gone.")
 
 
+def ended() -> None:
+    """Does nothing, but can be sent to another process."""
+
+
 def test_a_process_that_does_not_start_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    further = FurtherProcesses([1], fails)
+    further = FurtherProcesses([1], fails, ended)
 
     async def start() -> None:
         with pytest.raises(StateError, match="A process of the state server has not started"):

@@ -217,12 +217,14 @@ def test_commands_list_and_move_workers(home: Path, servers: list[ServerProcess]
 
 
 @pytest.mark.attack("S10", "a state server with an untrusted certificate")
-def test_a_certificate_is_verified(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = _certificate(home)
-    states = States(f"sqlite:///{home}/tls", workers=1)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_certificate_is_verified(tmp_path: Path, processes: int) -> None:
+    certificate, key = _certificate(tmp_path)
+    states = States(f"sqlite:///{tmp_path}/tls", workers=1)
     states.publish({"a": "[1]"})
-    variables = environment(home, home / "tls-host", ledger_url(states.database))
-    with ServerProcess(variables, "--certificate", str(certificate), "--key", str(key)) as server:
+    variables = environment(tmp_path, tmp_path / "tls-host", ledger_url(states.database)) | {"TMPDIR": str(tmp_path)}
+    options = "--certificate", str(certificate), "--key", str(key), "--processes", str(processes)
+    with ServerProcess(variables, *options) as server:
         command = [SLUICE, "move", "orders", "0", f"127.0.0.1:{server.port}", "--tls"]
         unknown = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert unknown.returncode == 1
