@@ -83,18 +83,20 @@ class FurtherProcesses:
         process = self._processes.pop(number)
         asyncio.get_running_loop().remove_reader(process.sentinel)
         process.join()
-        log.error("Process %d of the state server ended (exit code %s). Another one starts.", number, process.exitcode)
-        self._start_later(number)
+        self._start_later(number, process.exitcode)
 
-    def _start_later(self, number: int) -> None:
-        self._restarts[number] = asyncio.get_running_loop().call_later(RESTART_SECONDS, self._start_again, number)
+    def _start_later(self, number: int, exit_code: int | None) -> None:
+        # If a signal to stop was sent to all processes, this process cancels the start.
+        loop = asyncio.get_running_loop()
+        self._restarts[number] = loop.call_later(RESTART_SECONDS, self._start_again, number, exit_code)
 
-    def _start_again(self, number: int) -> None:
+    def _start_again(self, number: int, exit_code: int | None) -> None:
+        log.error("Process %d of the state server ended (exit code %s). Another one starts.", number, exit_code)
         try:
             self._start(number).close()
         except OSError:
             log.exception("Process %d of the state server could not be started", number)
-            self._start_later(number)
+            self._start_later(number, exit_code)
 
     def begin_stop(self) -> None:
         """Let the processes accept no further connections, and end when they have answered their requests."""
