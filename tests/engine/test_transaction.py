@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from zlib import crc32
 
@@ -15,7 +14,6 @@ from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish import transaction
 from sluice.engine.publish.transaction import TransactionalOutput, Writer
 from sluice.errors import BatchDiffers
-from sluice.kafka.brokers import producer_of
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.history import Batch
@@ -121,18 +119,6 @@ def test_checksums_equal_those_that_earlier_versions_have_written_into_markers()
     begins = [5 + 2_654_435_761 * 5, 0, 1_700_000_000_000 + 2_654_435_761 * 2]
     each = [crc32(b"a", begins[0] % 2**32), crc32(b"v", crc32(b"", begins[1])), begins[2] % 2**32]
     assert transaction.checksum(pa.table(records)) == sum(each)
-
-
-def test_delivered_records_are_freed_while_others_are_queued(topic: Topic) -> None:
-    """Otherwise the client's queue is full after so many records, even if the broker has all of them."""
-    producer = producer_of(topic.config, transaction._FAST)
-    with transaction._delivered_freed(producer):
-        producer.produce(topic.name, "a")
-        deadline = time.monotonic() + 20
-        while len(producer) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert len(producer) == 0
-    assert topic.values() == ["a"]
 
 
 def test_a_marker_waits_for_a_place_in_the_full_queue(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ pipeline may have changed in between. A producer aborts, on start-up, any transa
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,8 +58,8 @@ _FAST: dict[str, str | bool] = {
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
-_CHUNK = 50_000
-_POLL_S = 0.02
+_CHUNK = 2_000
+"""How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
 
@@ -224,17 +223,16 @@ class TransactionalOutput:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
                 begun = self._begin_transaction()
-            with _delivered_freed(self._producer):
-                for topic, table in records:
-                    # If the batch is repeated, its records for this topic may be in Kafka already.
-                    if written.get(topic):
-                        continue
-                    counts[topic] = counts.get(topic, 0) + table.num_rows
-                    # A batch that was written before gets a transaction only for topics that were added
-                    # to the pipeline after it was written.
-                    if batch.number >= self.last_batch and table.num_rows:
-                        begun = begun or self._begin_transaction()
-                        checksums[topic] += _produce(self._producer, topic, table)
+            for topic, table in records:
+                # If the batch is repeated, its records for this topic may be in Kafka already.
+                if written.get(topic):
+                    continue
+                counts[topic] = counts.get(topic, 0) + table.num_rows
+                # A batch that was written before gets a transaction only for topics that were added
+                # to the pipeline after it was written.
+                if batch.number >= self.last_batch and table.num_rows:
+                    begun = begun or self._begin_transaction()
+                    checksums[topic] += _produce(self._producer, topic, table)
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
@@ -459,30 +457,9 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
                 produce(*arguments)
             except BufferError:
                 _queue(producer, *arguments)
+        # The client keeps delivered records until the program polls, even if the program wants no reports of them.
+        producer.poll(0)
     return total
-
-
-@contextlib.contextmanager
-def _delivered_freed(producer: Producer) -> Iterator[None]:
-    """Let another thread free the client's delivered records during the block.
-
-    The client keeps a delivered record until the program polls, even if the program wants no report of it. A poll frees
-    all of them without the interpreter's lock, but would take a fifth of the time of the thread that sends. A producer
-    with `on_delivery` would take the lock for each record, so it polls in the thread that sends.
-    """
-    is_left = threading.Event()
-
-    def poll() -> None:
-        while not is_left.wait(_POLL_S):
-            producer.poll(0)
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_left.set()
-        thread.join()
 
 
 def _queue(producer: Producer, *arguments: Any) -> None:
