@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,3 +68,5 @@ def test_columns_of_different_lengths_are_rejected() -> None:
         RowIds([0], ["a", "b"], [0, 0], [1, 1])
     with pytest.raises(ValueError, match="differ in length"):
         RowColumns(RowIds.of([(0, "a", 0, 1)]), ["[1]"], [])
+    with pytest.raises(msgspec.ValidationError, match="differ in length"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(([0], ["a", "b"], [0], [1])), type=RowIds)
