@@ -17,7 +17,7 @@ from confluent_kafka import (
     TopicPartition,
     Uuid,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.errors import EngineError, sentence
@@ -83,13 +83,15 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
     """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
-        while missing := names - admin.list_topics(timeout=_TIMEOUT_S).topics.keys():
-            if time.monotonic() > until:
-                raise EngineError(
-                    f"Topic {min(missing)} was created, but the broker has not listed it within {_TIMEOUT_S:.0f} s.",
-                    next_step="Check that the brokers reach their controller.",
-                )
-            time.sleep(_LISTED_AFTER_S)
+        for name in sorted(names):
+            # Without a name, the broker would describe every topic of the cluster.
+            while admin.list_topics(name, timeout=_TIMEOUT_S).topics[name].error is not None:
+                if time.monotonic() > until:
+                    raise EngineError(
+                        f"Topic {name} was created, but the broker has not listed it within {_TIMEOUT_S:.0f} s.",
+                        next_step="Check that the brokers reach their controller.",
+                    )
+                time.sleep(_LISTED_AFTER_S)
 
 
 def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
@@ -230,20 +232,33 @@ def topic_ids(
 
     Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
-    admin = silent_admin(kafka)
     ids: dict[str, str] = {}
     with broker_errors(kafka):
-        futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=seconds)
-        for name, future in futures.items():
-            try:
-                identity = future.result().topic_id
-            except KafkaException as error:
-                if error.args[0].code() not in _NO_TOPIC:
-                    raise
-                continue
+        for name, description in described_topics(silent_admin(kafka), topics, seconds).items():
+            identity = description.topic_id
             assert isinstance(identity, Uuid)
             ids[name] = str(identity)
     return ids
+
+
+def described_topics(
+    admin: AdminClient,
+    topics: Iterable[str],
+    seconds: float = _TIMEOUT_S,
+) -> dict[str, TopicDescription]:
+    """Topic → its description, without the missing topics. The broker reads only these topics.
+
+    Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a topic.
+    """
+    futures = admin.describe_topics(TopicCollection(list(dict.fromkeys(topics))), request_timeout=seconds)
+    described: dict[str, TopicDescription] = {}
+    for name, future in futures.items():
+        try:
+            described[name] = future.result()
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_TOPIC:
+                raise
+    return described
 
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -274,9 +289,9 @@ def records_at(kafka: Mapping[str, str], places: Iterable[Place]) -> Iterator[tu
     wanted = {*places}
     with RangeReader(kafka, _FEW_RECORDS, skips_lost=True) as reader:
         # This call makes the client find the partitions' leaders at once instead of after 0.5 s.
-        if wanted:
+        for topic in sorted({topic for topic, _, _ in wanted}):
             with broker_errors(kafka):
-                reader.consumer.list_topics(timeout=_TIMEOUT_S)
+                reader.consumer.list_topics(topic, timeout=_TIMEOUT_S)
         for ranges in _rounds(wanted):
             for (topic, partition), messages, offsets in reader.read(ranges):
                 for message, offset in zip(messages, offsets, strict=True):

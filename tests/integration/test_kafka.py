@@ -14,7 +14,7 @@ from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import EngineError, PreflightError
 from sluice.kafka.open_transactions import oldest_held
 from sluice.kafka.record_times import OldestUnread
-from sluice.kafka.topics import Topic, create_topics, produce, read_topic
+from sluice.kafka.topics import Topic, create_topics, described_topics, produce, read_topic
 from sluice.kafka.unread_records import read_lag
 from sluice.local import broker as processes
 from sluice.local.broker import EmbeddedKafka
@@ -106,6 +106,15 @@ def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) ->
     assert wait_until(lambda: {"wide", "narrow"} <= admin.list_topics(timeout=60).topics.keys())
     topics = admin.list_topics(timeout=60).topics
     assert (len(topics["wide"].partitions), len(topics["narrow"].partitions)) == (3, 1)
+
+
+def test_topics_are_described_by_name_and_missing_ones_left_out(broker: EmbeddedKafka) -> None:
+    broker.create_topics({"described": 3})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    described = described_topics(admin, ["described", "undescribed", "no topic", "described"])
+    assert {name: len(description.partitions) for name, description in described.items()} == {"described": 3}
+    assert described_topics(admin, []) == {}
+    assert "undescribed" not in admin.list_topics(timeout=60).topics
 
 
 def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:

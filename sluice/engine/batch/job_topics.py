@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import quiet
-from sluice.kafka.topics import Topic, create_topics
+from sluice.kafka.topics import Topic, create_topics, described_topics
 
 TIMEOUT_S = 30
 _ANY_TIME = 2**63 - 1
@@ -118,7 +118,7 @@ def ensure_topics(
     """Create missing topics with the `wanted` number of partitions, and with their `settings`, if any."""
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
-        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+        existing = described_topics(admin, wanted, TIMEOUT_S)
     missing: list[Topic] = []
     for topic, count in wanted.items():
         if topic not in existing:
@@ -132,7 +132,7 @@ def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[st
     """Each topic's number of partitions. Raises EngineError for a topic that does not exist."""
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
-        existing = admin.list_topics(timeout=TIMEOUT_S).topics
+        existing = described_topics(admin, topics, TIMEOUT_S)
     missing = sorted(set(topics) - existing.keys())
     if missing:
         raise EngineError(

@@ -199,12 +199,11 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
     consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:
         with kafka_errors("Reading the topics' offsets", kafka):
-            existing = consumer.list_topics(timeout=TIMEOUT_S).topics
             described: dict[str, Topic] = {}
-            for name in ids:
-                if name in existing:
-                    ends = tuple(_ends(consumer, name, len(existing[name].partitions)))
-                    described[name] = Topic(name, ids[name], ends)
+            for name, topic_id in ids.items():
+                # Without a name, the broker would describe every topic of the cluster.
+                if partitions := consumer.list_topics(name, timeout=TIMEOUT_S).topics[name].partitions:
+                    described[name] = Topic(name, topic_id, tuple(_ends(consumer, name, len(partitions))))
             return described
     finally:
         consumer.close()

@@ -29,9 +29,11 @@ class SlowBroker:
             created.set_exception(KafkaException(KafkaError(self.error, "No.")))
         return {topic.topic: created for topic in wanted}
 
-    def list_topics(self, timeout: float) -> SimpleNamespace:
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         self.answers += 1
-        return SimpleNamespace(topics={"sales": None} if self.answers >= 3 else {})
+        is_listed = topic == "sales" and self.answers >= 3
+        error = None if is_listed else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
 
 
 @pytest.fixture
