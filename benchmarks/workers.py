@@ -231,7 +231,7 @@ def cpu_seconds(kind: str, records: Records) -> dict[str, float]:
             run.process_batches(of_batch)
             stopwatch.end()
         run.stop()
-    return dict(stopwatch.seconds)
+    return {part: stopwatch.seconds[part] for part in PARTS}
 
 
 if __name__ == "__main__":
