@@ -186,7 +186,7 @@ class JsonColumns:
 
         `strings` is the number of names and strings that the fields of the contract surely have in the text.
         """
-        if not self._amounts or text.count(b'"') == 2 * strings:
+        if not self._amounts or _count_quotes(text) == 2 * strings:
             return
         _require("" not in self._amounts and b"\\" not in text)
         for name in self._amounts:
@@ -240,6 +240,16 @@ def _require_unicode(text: bytes) -> None:
         raise _UnsureError from None
 
 
+def _count_quotes(text: bytes) -> int:
+    # NumPy takes a fifth of the time of `bytes.count`.
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))
+
+
+def _present_values(values: pa.Array) -> pa.Array:
+    # Arrow copies the values even if none is null.
+    return values.drop_null() if values.null_count else values
+
+
 def _require_between(numbers: pa.Array, least: int | Decimal, most: int | Decimal) -> None:
     if len(numbers) > numbers.null_count:
         found = pc.min_max(numbers)
@@ -272,7 +282,7 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
     count = 0
     for each, column in zip(fields, columns, strict=True):
         _require(column.null_count == 0 or may_be_missing(each))
-        count += len(column) - column.null_count + _count_in_values(present(each.type), column.drop_null())
+        count += len(column) - column.null_count + _count_in_values(present(each.type), _present_values(column))
     return count
 
 
@@ -282,7 +292,7 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
         case inspect.ListType() | inspect.VarTupleType():
             items = values.flatten()
             _require(items.null_count == 0 or may_be_null(kind.item_type))
-            return _count_in_values(present(kind.item_type), items.drop_null())
+            return _count_in_values(present(kind.item_type), _present_values(items))
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
