@@ -80,6 +80,14 @@ def _total(counts: list[str | None]) -> str | None:
     return " + ".join([str(fixed), *sources])
 
 
+def digits_of(kind: inspect.Type) -> tuple[int, int] | None:
+    """Precision and scale of a Decimal with declared digits; None for other types."""
+    if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
+        return None
+    extra = kind.extra or {}
+    return (extra["precision"], extra["scale"]) if "scale" in extra else None
+
+
 @dataclass(frozen=True)
 class ContractPart:
     """A number, text or time inside the values of a type."""
@@ -95,9 +103,7 @@ class ContractPart:
     @property
     def digits(self) -> tuple[int, int] | None:
         """Precision and scale of a Decimal with declared digits."""
-        if isinstance(self.kind, inspect.Metadata) and self.kind.extra and "scale" in self.kind.extra:
-            return self.kind.extra["precision"], self.kind.extra["scale"]
-        return None
+        return digits_of(self.kind)
 
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function that collects this part of several values.

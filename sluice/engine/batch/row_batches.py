@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.gathered_batches import gathered
 from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.sql.arrow_types import arrow_type
@@ -44,17 +45,8 @@ class RowBatchWriter:
     """Target and side of the rows of which every worker gets a copy."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            for part in _parts(batch):
-                waiting.append(part)
-                rows, size = rows + part.num_rows, size + part.nbytes
-                if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-                    yield self._row_batches(waiting)
-                    waiting, rows, size = [], 0, 0
-        if waiting:
-            yield self._row_batches(waiting)
+        parts = (part for batch in batches for part in _parts(batch))
+        yield from map(self._row_batches, gathered(parts, _MOST_ROWS, _MOST_BYTES))
         # The rows are all made now, so the task's side outputs are complete.
         yield from packed_side_outputs(self.side_outputs, self.workers)
 

@@ -24,19 +24,18 @@ from sluice.engine.read.json_types import (
     TIME,
     column_type,
     count_parts,
-    digits,
     is_more_than_fields,
     may_be_missing,
     may_be_null,
     parsed_type,
-    parts,
     present,
     with_unknown_fields,
 )
 from sluice.plan import Source
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import stored_values
-from sluice.values.contracts import ObjectType, type_info
+from sluice.values.contract_parts import digits_of
+from sluice.values.contracts import ObjectType, type_info, types_within
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
 
@@ -172,14 +171,19 @@ class JsonColumns:
 
     @cached_property
     def _forbids_unknown_fields(self) -> bool:
-        return any(
-            isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for _, kind in parts(self.contract)
-        )
+        kinds = types_within(self.contract.cls)
+        return any(isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for kind in kinds)
 
     @cached_property
     def _amounts(self) -> list[str]:
         """The names of the fields with amounts; an empty name for the elements of a list."""
-        return [name for name, kind in parts(self.contract) if digits(kind)]
+        names: list[str] = []
+        for kind in types_within(self.contract.cls):
+            if isinstance(kind, ObjectType):
+                names += [each.encode_name for each in kind.fields if digits_of(present(each.type))]
+            elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and digits_of(present(kind.item_type)):
+                names.append("")
+        return names
 
     def _require_no_amounts_as_text(self, text: bytes, strings: int) -> None:
         """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
@@ -302,7 +306,7 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
             _require_all(pc.is_finite(values))
             # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.
             _require(not (np.signbit(values) & np.equal(values, 0)).any())
-        case inspect.Metadata() if (declared := digits(kind)) is not None:
+        case inspect.Metadata() if (declared := digits_of(kind)) is not None:
             # Arrow compares the digits with the precision before it adds the zeros of the scale.
             precision, scale = declared
             largest = Decimal((0, (9,) * precision, -scale))

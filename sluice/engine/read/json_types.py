@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
+from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, choice_type
 from sluice.values.epochs import unit_of
 
@@ -37,25 +36,6 @@ def may_be_null(kind: inspect.Type) -> bool:
 def may_be_missing(each: inspect.Field) -> bool:
     """Whether a field that is missing is null. Arrow cannot tell a field that is missing from one that is null."""
     return may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
-
-
-def digits(kind: inspect.Type) -> tuple[int, int] | None:
-    """Precision and scale of a Decimal with declared digits."""
-    if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
-        return None
-    extra = kind.extra or {}
-    return (extra["precision"], extra["scale"]) if "scale" in extra else None
-
-
-def parts(kind: inspect.Type, name: str = "") -> Iterator[tuple[str, inspect.Type]]:
-    """A type and the types of its parts, with the names of fields. Only for types that have a `_column_type`."""
-    kind = present(kind)
-    yield name, kind
-    if isinstance(kind, ObjectType):
-        for each in kind.fields:
-            yield from parts(each.type, each.encode_name)
-    elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        yield from parts(kind.item_type)
 
 
 def parsed_type(kind: inspect.Type) -> pa.DataType | None:
@@ -93,7 +73,7 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
         case inspect.LiteralType() | inspect.EnumType() as choice:
             return {str: pa.string(), int: pa.int64()}.get(choice_type(choice))
         case inspect.Metadata() as amount:
-            declared = digits(amount)
+            declared = digits_of(amount)
             return pa.decimal128(*declared) if declared is not None else None
         case inspect.ListType(item_type, min_length=None, max_length=None) | inspect.VarTupleType(
             item_type, min_length=None, max_length=None

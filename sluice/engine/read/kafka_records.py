@@ -15,6 +15,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from sluice.engine.batch.batch_start import this_batch
+from sluice.engine.batch.gathered_batches import gathered
 from sluice.engine.read.timestamps import timestamps_of
 from sluice.kafka.range_reader import RangeReader, Records
 from sluice.kafka.topics import headers_of
@@ -71,16 +72,7 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
 
 def _combined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in larger record batches. The reader returns few messages at once."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-            yield pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield pa.concat_batches(waiting)
+    return map(pa.concat_batches, gathered(batches, _MOST_ROWS, _MOST_BYTES))
 
 
 def _record_batch(records: Records) -> pa.RecordBatch:

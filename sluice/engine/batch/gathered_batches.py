@@ -1,0 +1,21 @@
+"""Gathers small record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+
+def gathered(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+    """The record batches in lists that have about so many rows or bytes each."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= most_rows or size >= most_bytes:
+            yield waiting
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield waiting
