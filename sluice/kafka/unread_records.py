@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from confluent_kafka import (
@@ -12,9 +12,14 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from sluice.kafka.brokers import ANSWER_SECONDS
+from sluice.kafka.listed_offsets import list_offsets
 from sluice.values.host_ports import address_of
 from sluice.values.topic_patterns import is_pattern, named_or_matching
 
@@ -138,14 +143,10 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    ends, begins = _offsets(admin, partitions, latest), _offsets(admin, unread, earliest)
-    return Lag(
-        ends,
-        positions,
-        begins,
-        _offsets(admin, partitions, latest, IsolationLevel.READ_UNCOMMITTED),
-        broker,
-    )
+    ends = _by_topic(list_offsets(admin, partitions, latest, ANSWER_SECONDS))
+    begins = _by_topic(list_offsets(admin, unread, earliest, ANSWER_SECONDS))
+    full_ends = list_offsets(admin, partitions, latest, ANSWER_SECONDS, IsolationLevel.READ_UNCOMMITTED)
+    return Lag(ends, positions, begins, _by_topic(full_ends), broker)
 
 
 def _partitions(admin: AdminClient, topics: Iterable[str]) -> tuple[list[TopicPartition], str]:
@@ -177,22 +178,8 @@ def _partitions(admin: AdminClient, topics: Iterable[str]) -> tuple[list[TopicPa
     return partitions, broker
 
 
-def _offsets(
-    admin: AdminClient,
-    partitions: list[TopicPartition],
-    which: OffsetSpec,
-    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> Offsets:
-    """The begin offsets or the end offsets of partitions, as `which` says.
-
-    For a reader of committed records, a partition ends before the first record of its oldest open
-    transaction.
-    """
-    if not partitions:
-        return {}
-    requests = dict.fromkeys(partitions, which)
-    futures = admin.list_offsets(requests, isolation_level=isolation, request_timeout=ANSWER_SECONDS)
+def _by_topic(results: Mapping[TopicPartition, ListOffsetsResultInfo]) -> Offsets:
     offsets: Offsets = {}
-    for where, future in futures.items():
-        offsets.setdefault(where.topic, {})[where.partition] = future.result(ANSWER_SECONDS).offset
+    for where, result in results.items():
+        offsets.setdefault(where.topic, {})[where.partition] = result.offset
     return offsets

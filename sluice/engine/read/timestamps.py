@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import IsolationLevel, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
+from sluice.kafka.listed_offsets import list_offsets
 from sluice.kafka.range_reader import RangeReader
 from sluice.values.record_places import Partition, Range
 
@@ -43,24 +47,20 @@ def timestamps_of(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
 def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> dict[Partition, int]:
     """The offset after each partition's last committed record."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    return {partition: result.offset for partition, result in _list_offsets(kafka, partitions, latest)}
+    listed = _listed(kafka, partitions, latest)
+    return {(place.topic, place.partition): result.offset for place, result in listed.items()}
 
 
-def _list_offsets(
+def _listed(
     kafka: Mapping[str, str],
     partitions: Iterable[Partition],
-    spec: OffsetSpec,
-) -> Iterator[tuple[Partition, Any]]:
+    which: OffsetSpec,
+) -> dict[TopicPartition, ListOffsetsResultInfo]:
+    """What Kafka lists for committed records: those of an open transaction wait for the next run."""
     admin = AdminClient(quiet(kafka))
+    places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
-        futures = admin.list_offsets(
-            {TopicPartition(*partition): spec for partition in partitions},
-            # Records of an open transaction wait for the next run: tasks would not see them.
-            isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=TIMEOUT_S,
-        )
-        for partition, future in futures.items():
-            yield (partition.topic, partition.partition), future.result(TIMEOUT_S)
+        return list_offsets(admin, places, which, TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class KafkaTimestamps:
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        latest = max(int(result.timestamp) for _, result in _list_offsets(self.kafka, self.ends, largest))
+        latest = max(int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values())
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:

@@ -39,7 +39,7 @@ class BatchSize:
         """Whether the size of a record's rows matters, and has been neither measured nor expected."""
         return self.given is None and self._bytes_per_record is None
 
-    def expect(self, record_bytes: float, rows: int = 1) -> None:
+    def expect(self, record_bytes: float, rows: int) -> None:
         """Expect some rows for each record. `record_bytes` are the bytes of its key and value.
 
         There are no rows of records if tasks add the records up while they read.

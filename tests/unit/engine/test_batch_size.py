@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unit
 
 def most_records(memory_mb: int, record_bytes: float) -> int:
     size = BatchSize(memory_mb)
-    size.expect(record_bytes)
+    size.expect(record_bytes, rows=1)
     return size.most_records()
 
 
@@ -29,7 +29,7 @@ def test_the_rows_of_a_batch_fit_the_memory(record_bytes: int) -> None:
 
 def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
     size = BatchSize(4_000)
-    size.expect(1_000)
+    size.expect(1_000, rows=1)
     assert not size.is_unknown
     expected = size.most_records()
     size.measure(500_000, 500_000 * 11_200)

@@ -1,0 +1,32 @@
+"""Asks Kafka for offsets of partitions: their begins, their ends, or those of the largest timestamps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ListOffsetsResultInfo,
+    OffsetSpec,
+)
+
+
+def list_offsets(
+    admin: AdminClient,
+    partitions: Iterable[TopicPartition],
+    which: OffsetSpec,
+    seconds: float,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[TopicPartition, ListOffsetsResultInfo]:
+    """Partition → the offset and timestamp that `which` asks for.
+
+    For a reader of committed records, a partition ends before the first record of its oldest open transaction. Raises
+    KafkaException or TimeoutError if no broker answers within `seconds`.
+    """
+    requests = dict.fromkeys(partitions, which)
+    # The client refuses an empty request.
+    if not requests:
+        return {}
+    futures = admin.list_offsets(requests, isolation_level=isolation, request_timeout=seconds)
+    return {partition: future.result(seconds) for partition, future in futures.items()}
