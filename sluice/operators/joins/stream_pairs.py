@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, Results, Times, pairs_of_ranges
+from sluice.operators.columns import NO_ROWS, Indices, KeyedRows, KeyStates, Mask, Results, Times, pairs_of_ranges
 from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
 
@@ -58,11 +58,6 @@ class JoinRecords:
             stored,
         )
 
-    def sorted_side(self, side: int) -> Indices:
-        """The records of a side that have a value, sorted by key, time and order."""
-        of_side = np.flatnonzero((self.sides == side) & self.has_value)
-        return of_side[np.lexsort((self.order[of_side], self.times[of_side], self.keys[of_side]))]
-
     def texts(self, left: Indices, right: Indices) -> pa.Array:
         """The results for pairs of records. A record with the index -1 is missing."""
         values = [self.values.take(pa.array(side, mask=side < 0)) for side in (left, right)]
@@ -80,7 +75,7 @@ class Matches:
 
     @classmethod
     def of(cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows) -> Matches | None:
-        """The matches of the rows' records; None if there are too many pairs."""
+        """The matches of the rows' records; None if `_pairs` cannot find them."""
         pairs = _pairs(lateness, records)
         if pairs is None:
             return None
@@ -143,16 +138,35 @@ def falls(times: Times, keys: Indices) -> Mask:
 
 
 def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indices] | None:
-    """The left and the right record of each pair within the window; None if there are too many pairs."""
-    left, right = (records.sorted_side(side) for side in (LEFT, RIGHT))
-    times_of_right = np.unique(records.times[right])
-    # A time is replaced by its index in `times_of_right`, so that key and time fit into one number.
-    keys_of_right = records.keys[right] * (len(times_of_right) + 1)
-    places_of_right = keys_of_right + np.searchsorted(times_of_right, records.times[right])
-    keys_of_left = records.keys[left] * (len(times_of_right) + 1)
-    earliest = records.times[left] - lateness.ahead[RIGHT]
-    latest = records.times[left] + lateness.ahead[LEFT]
-    first = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, earliest))
-    end = np.searchsorted(places_of_right, keys_of_left + np.searchsorted(times_of_right, latest, "right"))
+    """The left and the right record of each pair within the window.
+
+    None if there are too many pairs, or if the times of the records are too far apart.
+    """
+    if not len(records.times):
+        return NO_ROWS, NO_ROWS
+    first_time, last_time = int(records.times.min()), int(records.times.max())
+    # Key and time are one number, so that records are sorted and found by one comparison. No record
+    # has the last of the numbers of its key.
+    after_last = last_time - first_time + 1
+    numbers_of_key = after_last + 1
+    if (int(records.keys.max()) + 1) * numbers_of_key >= 1 << 63:
+        return None
+    first_of_key = records.keys * numbers_of_key
+    places = first_of_key + (records.times - first_time)
+    left, right = (_sorted_side(records, side, places) for side in (LEFT, RIGHT))
+    earliest = records.times[left] - lateness.ahead[RIGHT] - first_time
+    latest = records.times[left] + lateness.ahead[LEFT] - first_time
+    places_of_right, first_of_left = places[right], first_of_key[left]
+    first = np.searchsorted(places_of_right, first_of_left + earliest.clip(0, after_last))
+    end = np.searchsorted(places_of_right, first_of_left + (latest + 1).clip(0, after_last))
     pairs = pairs_of_ranges(first, end)
     return None if pairs is None else (left[pairs[0]], right[pairs[1]])
+
+
+def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
+    """The records of a side that have a value, sorted by their places (key and time) and their order."""
+    of_side = np.flatnonzero((records.sides == side) & records.has_value)
+    # The stored records come first in the order, but last in the columns.
+    count_of_rows = np.searchsorted(of_side, len(records.times) - len(records.stored))
+    in_order = np.roll(of_side, -count_of_rows)
+    return in_order[np.argsort(places[in_order], kind="stable")]

@@ -282,6 +282,22 @@ def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
 
+@pytest.mark.parametrize(("far", "goes_by_row"), [(1 << 60, False), (1 << 61, True)])
+def test_a_join_of_streams_goes_row_by_row_if_times_are_too_far_apart(far: int, goes_by_row: bool) -> None:
+    def join() -> StreamJoin:
+        return StreamJoin("inner", within(before="5 ms", after="2 ms", grace="9 ms"))
+
+    keys, sides = ["a", "b", "c", "d"], (LEFT, RIGHT)
+    made = [Given(key, 1, time, side) for time in (0, 1, far, far + 1) for key in keys for side in sides]
+    by_row, by_columns = run(join(), made), run_in_columns(join(), made)
+    assert len(by_row.results) == 2 * 4 * len(keys)
+    assert (sorted(by_columns.results), by_columns.states) == (sorted(by_row.results), by_row.states)
+    columns = {"value": pa.array(["1"] * 4), "time": pa.array([0, 0, 0, far]), "side": pa.array([0] * 4, pa.int32())}
+    latest = {name: np.array([0, 0, 0, far]) for name in ("left", "right")}
+    rows = KeyedRows(keys, np.arange(5), columns, latest)
+    assert (join().process_columns(KeyStates(keys, {}, join().new_state), rows) is None) == goes_by_row
+
+
 def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in_time() -> None:
     # The first row is of a partition that has reached 90, the second of one that has reached 10.
     made = {
