@@ -48,7 +48,8 @@ class Values:
     """
     settled: bool = True
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
-    Streams skips updates that Sluice sends, and now and then forgets a deletion.
+    Streams skips updates that Sluice sends, and keeps a result if one record changes the left row and deletes the
+    right one.
     """
     can_be_looked_up: bool = True
     """Whether a join may look up the table's rows. While a suppress holds the first row of a key back, Kafka Streams

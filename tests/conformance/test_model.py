@@ -146,6 +146,30 @@ def test_foreign_key_joins_follow_the_left_rows(how: str, made: list[tuple[int, 
     assert found == made
 
 
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_foreign_key_join_hears_nothing_of_a_right_row_that_never_passed_a_filter(how: str) -> None:
+    nodes: list[Node] = [
+        {**FILTERED, "in": "r"},
+        {"id": "j", "op": "join", "type": how, "left": "l", "right": "f", "fk": G},
+    ]
+    made = sent(TABLES, nodes, ("L", "a", {"n": 1, "g": "x"}, 1), ("R", "x", {"n": 2}, 2))
+    assert made == ([] if how == "inner" else [("a", {"left": {"n": 1, "g": "x"}, "right": None}, 1)])
+
+
+@pytest.mark.parametrize(("skips_stale_answers", "results"), [(True, [7]), (False, [7, None])])
+def test_kafka_streams_keeps_the_result_of_a_row_that_changes_as_its_right_row_is_deleted(
+    skips_stale_answers: bool, results: list[int | None]
+) -> None:
+    nodes: list[Node] = [
+        {"id": "sums", "op": "reduce", "in": "l", "group_key": G},
+        {"id": "j", "op": "join", "type": "inner", "left": "sums", "right": "l", "fk": G},
+    ]
+    inputs = [{"topic": "L", "key": "a", "value": value, "ts": 1} for value in ({"n": 7, "g": "a"}, None)]
+    case = {"spec": {"nodes": [*TABLES, *nodes]}, "inputs": inputs}
+    made = run(case, "j", skips_stale_answers=skips_stale_answers)["j"]
+    assert [record.value and record.value["left"]["n"] for record in made] == results
+
+
 def test_a_regrouped_windowed_table_aggregates_what_each_row_gives() -> None:
     window = {"type": "tumbling", "size": 10, "grace": 0}
     best = {"value": ["best", ["field", "all"], "c"]}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from tests.conformance import catalogue
-from tests.conformance.topologies import Topology, Trial, records
+from tests.conformance.catalogue import Nodes, Values
+from tests.conformance.topologies import Input, Topology, Trial, records
 
 
 @pytest.mark.timeout(600)
@@ -30,3 +32,46 @@ def test_chains_of_operators_have_the_results_of_the_model(length: int, long_one
     topologies += [Topology.random(seed, operators=12) for seed in long_ones]
     problems = Trial(topologies, [*records(chance, 60)]).problems()
     assert [(topology.name, problem) for topology, problem in problems] == []
+
+
+STEPS = {step.name: step for step in catalogue.STEPS}
+
+
+def _refers_to_its_own_rows(nodes: Nodes) -> Values:
+    """A record changes a left row of the join, and deletes the right row of the same foreign key."""
+    rows = nodes.sources["u"]
+    sums = STEPS["table reduce"].after(nodes, rows)
+    return catalogue.join("inner", nodes, sums, rows, **catalogue.foreign(sums))
+
+
+def _refers_to_filtered_rows(nodes: Nodes) -> Values:
+    rows = nodes.sources["u"]
+    few = STEPS["table filter"].after(nodes, nodes.sources["t"])
+    return catalogue.join("left", nodes, rows, few, **catalogue.foreign(rows))
+
+
+def _filters_pairs(nodes: Nodes) -> Values:
+    """The filter passes the pair, but not the old pair that the deletion takes back."""
+    rows = nodes.sources["u"]
+    pairs = catalogue.join("left", nodes, rows, rows)
+    return catalogue.join("outer", nodes, STEPS["table filter"].after(nodes, pairs), rows)
+
+
+def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
+    """A record, which deletes its key if `n` is None."""
+    value = None if n is None else {"n": n, "g": g}
+    return {"topic": topic, "key": key, "value": value, "ts": time, "partition": 0}
+
+
+@pytest.mark.parametrize(
+    ("add", "inputs"),
+    [
+        (_refers_to_its_own_rows, [_given("u", "a", 7, "a", 108), _given("u", "a", None, "", 136)]),
+        (_refers_to_filtered_rows, [_given("u", "x", 4, "a", 86), _given("t", "a", 0, "", 108)]),
+        (_filters_pairs, [_given("u", "", 7, "x", 5), _given("u", "", None, "", 84)]),
+    ],
+)
+def test_joins_of_tables_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
+    nodes = Nodes()
+    topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
+    assert [problem for _, problem in Trial([topology], inputs).problems()] == []

@@ -83,8 +83,10 @@ class Topology:
     def expected(self, inputs: Sequence[Input]) -> dict[str, ByKey]:
         """What the model writes to each output."""
         case = {"spec": {"nodes": self.nodes}, "inputs": inputs}
-        sent = run(case, *(node.id for node in self.outputs.values()))
-        return {topic: by_key(sent[node.id]) for topic, node in self.outputs.items()}
+        names = [node.id for node in self.outputs.values()]
+        sent, complete = run(case, *names), run(case, *names, skips_stale_answers=False)
+        # In a join of a table with itself by a foreign key, Kafka Streams keeps some results that Sluice deletes.
+        return {topic: by_key((sent if node.settled else complete)[node.id]) for topic, node in self.outputs.items()}
 
 
 def _inputs(nodes: Sequence[dict[str, Any]]) -> set[str]:

@@ -504,6 +504,21 @@ def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_pa
 
 
 @pytest.mark.parametrize("cut", [False, True])
+def test_a_deleted_row_leaves_nothing_behind_a_filter_that_its_old_row_does_not_pass(drive: Drive, cut: bool) -> None:
+    """The join of the table with itself takes (2, nothing) back, which the filter has not passed, instead of (2, 2)."""
+    pipeline = Pipeline("paired", workers=2)
+    rows = pipeline.table("rows", value=Visit)
+    pairs = rows.left_join(rows).filter("right.n IS NOT NULL").select(n="left.n")
+    pairs.outer_join(rows).to("joined")
+    driver = drive(pipeline)
+    for number, n in enumerate((2, None)):
+        driver.pipe("rows", None if n is None else {"g": None, "n": n}, "a", timestamp=number)
+        if cut:
+            driver.commit()
+    assert [_numbers(record.value) for record in driver.read("joined")][-1] is None
+
+
+@pytest.mark.parametrize("cut", [False, True])
 def test_a_foreign_key_join_behind_a_time_limit_forgets_the_row_that_was_sent_before(drive: Drive, cut: bool) -> None:
     """The row under `y` is never sent, but its change to `z` has it as its old value."""
     pipeline = Pipeline("held", workers=2)

@@ -38,6 +38,13 @@ class TablePair(msgspec.Struct, array_like=True):
     right: str | None = None
     right_time: int = -1
 
+    def put(self, side: int, value: str | None, time: int) -> None:
+        """Replace or remove the value of a side."""
+        if side == RIGHT:
+            self.right, self.right_time = value, time
+        else:
+            self.left, self.left_time = value, time
+
 
 class TableJoin(Timeless):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
@@ -99,13 +106,13 @@ class TableJoin(Timeless):
         if self.gets_old_values[row.side]:
             passed = replaced
         if row.value is None and passed is None and self.filtered[row.side]:
+            # The filter may have passed the side's value, although it has not passed the old value that the side sends.
+            state.put(row.side, *changed)
             return
         pair = self._pair_in_stores(state, row) if self._ahead else state
         old = self._result(pair)
-        if row.side == RIGHT:
-            state.right, state.right_time = pair.right, pair.right_time = changed
-        else:
-            state.left, state.left_time = pair.left, pair.left_time = changed
+        for values in (state, pair):
+            values.put(row.side, *changed)
         new = self._result(pair)
         if old is None and new is None and not self._sends_tombstone(pair, row.side):
             return

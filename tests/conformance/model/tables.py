@@ -268,7 +268,7 @@ class Subscription(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the right side of a foreign-key join sends back. It counts if the left row is still the same."""
+    """What the right side of a foreign-key join sends back."""
 
     left: Any
     right: Any
@@ -282,6 +282,10 @@ class ForeignKeyJoin(Stored):
     right: Table
     flow: Flow
     is_named: bool = False
+    skips_stale_answers: bool = True
+    """Whether an answer counts only if the left row is still the same, as in Kafka Streams. If one record has changed
+    the left row and deleted its right row, Kafka Streams therefore keeps the earlier result.
+    """
     subscribed: dict[tuple[Key, Key], Any] = field(default_factory=dict)
     """Foreign key and left key → the left row."""
 
@@ -332,6 +336,9 @@ class ForeignKeyJoin(Stored):
         self._to_left(Record(key, Answer(left, value), time))
 
     def _update_right(self, record: Record) -> None:
+        # A filter that a join reads knows old values, so it drops what never passed.
+        if record.value == (None, None) and self.right.is_filtered and not self.right.is_versioned:
+            return
         found = [(key, left) for (foreign, key), left in self.subscribed.items() if foreign == record.key]
         for key, left in sorted(found, key=lambda one: plain(one[0]) or ""):
             self._to_left(Record(key, Answer(left, record.value.new), record.time))
@@ -339,7 +346,7 @@ class ForeignKeyJoin(Stored):
     def _answer(self, record: Record) -> None:
         row = self.left.get(record.key)
         left, right = record.value
-        if (row and row.value) != left:
+        if self.skips_stale_answers and (row and row.value) != left:
             return
         missing = left is None or (right is None and self.how == "inner")
         self.update(record.key, None if missing else {"left": left, "right": right}, record.time)

@@ -21,9 +21,10 @@ _SOURCES: dict[str, type[flow.Node]] = {
 
 
 class Topology:
-    """The nodes of a case's `spec`. `outputs` has what each node of interest has sent."""
+    """The nodes of a case's `spec`. `skips_stale_answers`: see `ForeignKeyJoin`."""
 
-    def __init__(self, nodes: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, nodes: Iterable[dict[str, Any]], *, skips_stale_answers: bool = True) -> None:
+        self._skips_stale_answers = skips_stale_answers
         self.nodes: dict[str, Any] = {}
         self._flow = flow.Flow()
         self._sources: dict[str, list[flow.Node]] = {}
@@ -270,7 +271,10 @@ class Topology:
         how = node["type"]
         if isinstance(left, tables.Table):
             if "fk" in node:
-                return tables.ForeignKeyJoin(how=how, fk=node["fk"], left=left, right=right, flow=self._flow)
+                return tables.ForeignKeyJoin(
+                    how=how, fk=node["fk"], left=left, right=right, flow=self._flow,
+                    skips_stale_answers=self._skips_stale_answers,
+                )  # fmt: skip
             return tables.TableJoin(how=how, parents=(left, right))
         if isinstance(right, tables.GlobalTable):
             lookup = stream_joins.Lookup(how=how, table=right, on=node["left_key"], rekeyed=left.rekeyed)
@@ -376,9 +380,9 @@ def _windows(
     raise NotImplementedError(window)
 
 
-def run(case: Case, *names: str) -> dict[str, list[Record]]:
-    """What the nodes of these names send for the case's inputs."""
-    topology = Topology(case["spec"]["nodes"])
+def run(case: Case, *names: str, skips_stale_answers: bool = True) -> dict[str, list[Record]]:
+    """What the nodes of these names send for the case's inputs. `skips_stale_answers`: see `ForeignKeyJoin`."""
+    topology = Topology(case["spec"]["nodes"], skips_stale_answers=skips_stale_answers)
     sent = {name: topology.record_output(name) for name in names}
     for record in case["inputs"]:
         if "advance_wall_clock_ms" in record:

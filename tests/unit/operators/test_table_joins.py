@@ -10,7 +10,7 @@ from sluice.operators.base import AHEAD, LEFT, MOVED, RIGHT
 from sluice.operators.joins.by_key import How, StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.table import Latest
-from tests.unit.operators.feed import Given, Result, right, run
+from tests.unit.operators.feed import Given, Result, right, run, run_in_columns
 
 
 def pair(left: Any, right: Any) -> dict[str, Any]:
@@ -113,6 +113,15 @@ def test_a_side_sees_the_others_change_that_came_ahead() -> None:
         (pair("m", "r"), True),
         (pair("m", None), False),
     ]
+
+
+@pytest.mark.parametrize("run_rows", [run, run_in_columns], ids=["rows", "columns"])
+def test_a_side_that_takes_another_old_row_back_than_it_has_sent_loses_its_row(run_rows: Any) -> None:
+    """The filter has passed the row, but not the old row that a join of a table with itself then takes back."""
+    join = TableJoin("outer", filtered=(True, False), gets_old_values=(True, False))
+    ran = run_rows(join, [L, R, NO_L, NO_R])
+    assert ran.values[-1] is None
+    assert not ran.states
 
 
 def test_old_rows_of_a_side_are_ignored() -> None:
