@@ -100,7 +100,10 @@ def stopped(spark: Future[SparkSession]) -> Iterator[None]:
     try:
         yield
     finally:
-        spark.result().stop()
+        # Starting the session has imported the module.
+        from sluice.engine.session import stop
+
+        stop(spark.result())
 
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:

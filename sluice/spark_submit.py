@@ -50,10 +50,13 @@ _BUSY_JVM = (
 The JVM has the optimizing compiler too, but only for code that runs for each record: by default, Spark's planner would
 also be optimized, which takes longer than it saves.
 """
-QUICK_JVM = (_QUICK_COMPILER, "-XX:+UseSerialGC", "-Xms256m", "-Xmn96m", *ARCHIVE_OPTIONS)
+QUICK_JVM = (
+    _QUICK_COMPILER, "-XX:+UseSerialGC", "-Xms256m", "-Xmn96m", "-Dio.netty.jfr.enabled=false", *ARCHIVE_OPTIONS,
+)  # fmt: skip
 """Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
 archive of classes. A small young generation uses the same memory again instead of new pages. The heap is small at the
-start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before it collects any."""
+start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before it collects any.
+Netty would start Java's Flight Recorder, which nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 DELTA_CONF = {

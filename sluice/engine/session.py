@@ -102,6 +102,16 @@ def let_jvm_end(spark: SparkContext) -> None:
     logging.getLogger().addFilter(_is_no_lost_connection)
 
 
+def stop(spark: SparkSession) -> None:
+    """Stop the session of a process that ends. PySpark's server of accumulators ends with the process.
+
+    PySpark would wait for its server, which looks only once a second whether it must end.
+    """
+    context: Any = spark.sparkContext
+    context._accumulatorServer = None
+    spark.stop()
+
+
 def _is_no_lost_connection(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], Py4JNetworkError)
 

@@ -16,7 +16,7 @@ from sluice.engine.run.compatibility import (
     require_compatible,
 )
 from sluice.engine.run.streaming_query import JobQuery
-from sluice.engine.session import session
+from sluice.engine.session import session, stop
 from sluice.errors import EngineError, SluiceError, TopologyError
 from sluice.plan import Job, Plan
 from sluice.provision.machine_checks import LOOPBACK
@@ -78,7 +78,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
                 except (TopologyError, EngineError) as error:
                     findings.errors[plan.pipeline.name] = error
     finally:
-        spark.stop()
+        stop(spark)
     return findings
 
 

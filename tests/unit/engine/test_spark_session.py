@@ -6,15 +6,17 @@ import json
 import logging
 import socket
 import struct
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.accumulators import _start_update_server
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_jvm_end
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_jvm_end, stop
 from sluice.errors import EngineError
 from sluice.settings import Settings
 
@@ -49,6 +51,23 @@ def test_a_jvm_that_was_killed_leaves_no_traceback_of_pyspark(
         except (Py4JNetworkError, ValueError):
             logging.exception("Exception while sending command.")
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["another error"]
+
+
+def test_a_session_stops_without_waiting_for_updates_of_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    secret = "secret"
+    server: Any = _start_update_server(secret, is_unix_domain_sock=False)
+    context: Any = SimpleNamespace(_accumulatorServer=server)
+    let_jvm_end(context)
+    spark: Any = SimpleNamespace(sparkContext=context, stop=lambda: SparkContext.stop(context))
+    with socket.create_connection(server.server_address) as jvm:
+        jvm.sendall(secret.encode() + struct.pack("!i", 0))
+        assert jvm.recv(1) == b"\1"
+        # The server now waits a second for the next update.
+        begun = time.monotonic()
+        stop(spark)
+        assert time.monotonic() - begun < 0.2
+    server.shutdown()
 
 
 def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
