@@ -194,14 +194,8 @@ class RecordSinks:
 
         A batch of rows that Spark SQL has computed can have rows of all partitions that its task reads.
         """
-        sources = batch.column("_source").to_numpy()
-        partitions = batch.column("_partition").to_numpy()
-        # Most batches have one partition. Without a mask, the batch's columns are not copied.
-        if (sources == sources[0]).all() and (partitions == partitions[0]).all():
-            yield (self.topics[int(sources[0])], int(partitions[0])), None
-            return
-        for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
-            yield (self.topics[source], partition), (sources == source) & (partitions == partition)
+        for source, partition, mask in sources_of(batch):
+            yield (self.topics[source], partition), mask
 
     def collect(self, batch: pa.RecordBatch, results: PartitionResults) -> RecordOutcome:
         """Add the output records of one partition's records to `results`, and return the outcomes of the records."""
@@ -344,6 +338,21 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
         f"{position}: {batch.column(failure.column)[row].as_py()}",
         next_step='Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".',
     )
+
+
+def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
+    """Each source and partition in a batch, with the mask of its records; without a mask if there is only one.
+
+    The batch has records.
+    """
+    sources = batch.column("_source").to_numpy()
+    partitions = batch.column("_partition").to_numpy()
+    # Most batches have one partition. Without a mask, the batch's columns are not copied.
+    if (sources == sources[0]).all() and (partitions == partitions[0]).all():
+        yield int(sources[0]), int(partitions[0]), None
+        return
+    for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
+        yield source, partition, (sources == source) & (partitions == partition)
 
 
 def boolean_mask(booleans: pa.Array) -> Mask:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.gathered_batches import gathered
-from sluice.engine.batch.row_schemas import SCHEMA, with_schema
+from sluice.engine.batch.row_schemas import SCHEMA, taken, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.sql.arrow_types import arrow_type
 
@@ -64,7 +64,8 @@ class RowBatchWriter:
             # The rows are sorted once, because a filter for each worker would read all rows.
             owners = self._owners(table)
             order = np.argsort(owners, kind="stable")
-            rows = rows.take(pa.array(order))
+            indices = pa.array(order)
+            rows = pa.Table.from_arrays([taken(column, indices) for column in rows.columns], schema=rows.schema)
             workers, begins = np.unique(owners[order], return_index=True)
             ends = [*begins[1:].tolist(), len(order)]
             for worker, begin, end in zip(workers.tolist(), begins.tolist(), ends, strict=True):

@@ -152,8 +152,13 @@ def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
     Only `advancing` rows advance stream time. They include late rows, but not rows without a key, nor rows without a
     value if the operator drops them.
     """
-    after = np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
+    after = after_each(times, advancing, begin)
     return np.concatenate(([begin], after[:-1])), after
+
+
+def after_each(times: Times, advancing: Mask, begin: int) -> Times:
+    """Stream time after each row, as in `advance`."""
+    return np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
 
 
 def advance_joint(
@@ -170,6 +175,6 @@ def advance_joint(
     of order. Returns the closed time before each row, stream time after it, and the closed time
     after it.
     """
-    _, after = advance(times, passed, begin)
+    after = after_each(times, passed, begin)
     before, closed_after = advance(times, complete & (times == after), closed)
     return before, after, closed_after

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.accounting import PartitionResults, RecordOutcome, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, advance
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, after_each
 from sluice.operators.aggregation.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
@@ -53,7 +53,7 @@ def assign_windows(
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, times, 0, stream_time)
-    _, stream_times = advance(times, np.ones(len(times), bool), stream_time)
+    stream_times = after_each(times, np.ones(len(times), bool), stream_time)
     starts, ends, contain = bounds_of_all(window, times)
     times_reached = np.maximum(stream_times, closed)[:, None]
     late = contain & WindowLateness(window).is_late(ends, times_reached)

@@ -21,6 +21,7 @@ from sluice.engine.batch.accounting import (
     TaskResults,
     boolean_mask,
     columns_of_records,
+    sources_of,
 )
 from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.record_headers import headers_of_records
@@ -163,12 +164,10 @@ class Ingest:
 
         Raises EngineError if a number of a partition or an offset is too large for an origin.
         """
-        sources = batch.column("_source").to_numpy()
-        partitions = batch.column("_partition").to_numpy()
         offsets = batch.column("_offset").to_numpy()
         origin = np.zeros(len(offsets), np.int64)
-        for source, partition in dict.fromkeys(zip(sources.tolist(), partitions.tolist(), strict=True)):
-            of_partition = (sources == source) & (partitions == partition)
+        for source, partition, mask in sources_of(batch):
+            of_partition = slice(None) if mask is None else mask
             try:
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import SORT_KEY, Position, ranks, sorted_indices, stable_order
+from sluice.engine.batch.row_schemas import SORT_KEY, Position, ranks, sorted_indices, stable_order, taken
 from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
@@ -145,8 +145,8 @@ class OperatorRows:
         return sorted_indices(pa.table({name: self.columns[name] for name in SORT_KEY}))
 
     def _take(self, indices: npt.NDArray[np.intp]) -> Self:
-        taken = pa.array(indices)
-        columns = {name: column.take(taken) for name, column in self.columns.items()}
+        places = pa.array(indices)
+        columns = {name: taken(column, places) for name, column in self.columns.items()}
         return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
 
     def rows(self) -> Iterator[tuple[Position, Row]]:

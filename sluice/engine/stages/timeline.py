@@ -25,8 +25,8 @@ from sluice.engine.batch.stream_time import (
     Mask,
     StreamTimes,
     Times,
-    advance,
     advance_joint,
+    after_each,
 )
 from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
@@ -144,12 +144,11 @@ class Timeline:
         # While a partition was idle, the closed time may have passed the partition's stream time.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
-            _, after_each = advance(times, of_number, before["closed"])
-            clock = _Clock(before["closed"], after_each)
+            clock = _Clock(before["closed"], after_each(times, of_number, before["closed"]))
             of_sides: dict[int, _Clock] = {}
             for side in self._operator.timed_sides:
                 before_side = self._stored_time(f".{side}", number)
-                _, after_side = advance(times, of_number & (sides == side), before_side)
+                after_side = after_each(times, of_number & (sides == side), before_side)
                 of_sides[side] = _Clock(before_side, after_side)
             if self._operator.joins_versions:
                 # In a join with a versioned table, the stream's records wait for the stream time of
@@ -167,8 +166,8 @@ class Timeline:
             before["all_rows"],
             before["closed"],
         )
-        _, left = advance(times, counted & (sides == LEFT), before["left"])
-        _, right = advance(times, counted & (sides == RIGHT), before["right"])
+        left = after_each(times, counted & (sides == LEFT), before["left"])
+        right = after_each(times, counted & (sides == RIGHT), before["right"])
         after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
         made = {name: _Clock(before[name], after[name]) for name in _SUFFIXES}
         return _PartitionClocks(made["all_rows"], made["closed"], made["left"], made["right"])

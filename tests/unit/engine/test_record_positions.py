@@ -19,6 +19,7 @@ from sluice.engine.batch.row_schemas import (
     position_keys,
     sorted_indices,
     stable_order,
+    taken,
 )
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.combine.totals import Totals
@@ -75,3 +76,13 @@ def test_rows_are_sorted_by_sequence_origin_and_path(rows: list[tuple[int, int, 
     order = sorted_indices(pa.concat_tables(parts) if parts else table)
     assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
     assert order.tolist() == np.lexsort(position_keys(table)).tolist()
+
+
+@given(values=st.lists(st.none() | st.text(max_size=3), max_size=8), data=st.data())
+def test_taken_values_are_those_that_arrow_takes(values: list[str | None], data: st.DataObject) -> None:
+    column = pa.array(values, pa.string())
+    places = st.lists(st.integers(0, len(values) - 1), max_size=12) if values else st.just([])
+    indices = pa.array(data.draw(places), pa.int64())
+    for values_of in (column, pa.nulls(len(values), pa.string()), pa.chunked_array([column])):
+        assert taken(values_of, indices).to_pylist() == values_of.take(indices).to_pylist()
+        assert taken(values_of, indices).type == pa.string()
