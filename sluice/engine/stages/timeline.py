@@ -328,6 +328,8 @@ class Timeline:
     def _counts_of_advances(self, positions: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
         keys = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
+        # In most batches, all paths are equal. A column of equal values does not change the order.
+        keys = [key for key in keys if len(key) and (key != key[0]).any()] or keys[:1]
         order = np.lexsort(keys)
         differs = np.zeros(len(order), np.bool_)
         for key in keys:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given as property_of
+from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling, within
@@ -88,6 +90,27 @@ def test_reports_of_several_tasks_make_one_stream_time() -> None:
     assert timeline.closed_after == 30
     assert [timeline.closing_position(due)[0] for due in (10, 11, 25, 26, 30)] == [1, 2, 2, 3, 3]
     assert timeline.closing_position(31) == END
+
+
+@property_of(
+    st.dictionaries(st.integers(0, 6), st.integers(0, 50), min_size=1),
+    st.lists(st.tuples(st.integers(0, 7), st.sampled_from([b"\x00", b"\x00\x01"])), min_size=1),
+)
+def test_stream_time_at_a_row_is_the_largest_time_up_to_its_position(
+    advances: dict[int, int], positions: list[tuple[int, bytes]]
+) -> None:
+    """The paths of all rows may be equal, or not."""
+    operator = windowed("t")
+    reported = report(operator, *((sequence, 0, time, True) for sequence, time in advances.items()))
+    sequences, paths = (list(column) for column in zip(*positions, strict=True))
+    table = at(*((sequence, 0) for sequence in sequences))
+    table = table.set_column(table.column_names.index("path"), "path", pa.array(paths, pa.binary()))
+    columns = Timeline(operator, [reported], before(1, "t")).stream_times(table)
+    for row, position in enumerate(positions):
+        earlier = [time for sequence, time in advances.items() if (sequence, b"\x00") < position]
+        up_to = [time for sequence, time in advances.items() if (sequence, b"\x00") <= position]
+        assert columns["before"][row] == max(earlier, default=-1)
+        assert columns["after"][row] == max(up_to, default=-1)
 
 
 def test_incomplete_rows_do_not_advance_stream_time() -> None:
