@@ -364,6 +364,8 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in
         # turn with a task's buffers, 50 MB each.
         "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
+        # By default, the C library also keeps freed buffers of up to 32 MB, once a program has freed such a buffer.
+        "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", "4194304"),
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.

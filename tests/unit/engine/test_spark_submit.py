@@ -104,18 +104,19 @@ def configuration(tmp_path: Path) -> Settings:
     )
 
 
+@pytest.mark.parametrize(("name", "default"), [("MALLOC_ARENA_MAX", "2"), ("MALLOC_MMAP_THRESHOLD_", "4194304")])
 def test_a_run_keeps_little_freed_memory_unless_the_user_decides(
-    configuration: Settings, monkeypatch: pytest.MonkeyPatch
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch, name: str, default: str
 ) -> None:
-    def arenas() -> str:
+    def value() -> str:
         with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
-            assert submitted.driver_environment["MALLOC_ARENA_MAX"] == submitted.environment["MALLOC_ARENA_MAX"]
-            return submitted.environment["MALLOC_ARENA_MAX"]
+            assert submitted.driver_environment[name] == submitted.environment[name]
+            return submitted.environment[name]
 
-    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    assert arenas() == "2"
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert arenas() == "4"
+    monkeypatch.delenv(name, raising=False)
+    assert value() == default
+    monkeypatch.setenv(name, "4")
+    assert value() == "4"
 
 
 @pytest.mark.parametrize(
