@@ -46,6 +46,12 @@ class Values:
     """Whether every deletion is sent. As in Kafka Streams, an inner join of a table with itself sends none, because
     both sides are deleted at once. Sluice's joins of such a join keep the row; those of Kafka Streams look it up anew.
     """
+    is_joined: bool = False
+    """Whether a join is on the way here."""
+    hides_deletions: bool = False
+    """Whether a filter may hide a deletion, because the row has passed it, but not the old row that the table sends. As
+    in Kafka Streams, a join behind the filter then sends no deletion either.
+    """
     settled: bool = True
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
     Streams skips updates that Sluice sends, and keeps a result if one record changes the left row and deletes the
@@ -110,7 +116,8 @@ def _small(number: Expression) -> Expression:
 
 def _filter(op: str, nodes: Nodes, node: Values) -> Values:
     where = [">", ["mod", node.number, _const(3)], _const(0)]
-    return replace(node, id=nodes.add(op, **{"in": node.id}, where=where))
+    made = nodes.add(op, **{"in": node.id}, where=where)
+    return replace(node, id=made, hides_deletions=node.hides_deletions or not node.subtracts)
 
 
 def _map(nodes: Nodes, node: Values) -> Values:
@@ -311,7 +318,8 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         left, id=made, number=number, text=text, typed=False, times=left.times + right.times,
         origins=left.origins | right.origins, subtracts=left.subtracts and right.subtracts and not is_shared,
         settled=left.settled and right.settled and not (is_shared and "fk" in about),
-        deletes=not (is_shared and how == "inner"),
+        deletes=not ((is_shared and how == "inner") or left.hides_deletions or right.hides_deletions),
+        hides_deletions=False, is_joined=True,
     )  # fmt: skip
 
 
@@ -322,6 +330,7 @@ def _change_one_by_one(left: Values, right: Values) -> bool:
     """
     is_shared = left.kind == right.kind == "table" and bool(left.origins & right.origins)
     is_joined = len(left.origins) > 1 or len(right.origins) > 1
+    is_joined |= left.id != right.id and (left.is_joined or right.is_joined)
     return is_shared and is_joined and left.id not in SOURCES and right.id not in SOURCES
 
 

@@ -1,6 +1,7 @@
 """Compares topologies with the model, and their results in different batches and when replayed with each other.
 
 python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12]    random topologies
+python -m tests.conformance.topologies --tables [--count 100] [--seed 1]            random topologies of tables
 python -m tests.conformance.topologies --pairs [--every 10]                         every pair of operators
 python -m tests.conformance.topologies --triples 1000 [--seed 1]                    random chains of three operators
 
@@ -32,7 +33,7 @@ from sluice.testing.piped_records import PipedRecords
 from sluice.testing.topology_test_driver import shared_session
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes
-from tests.conformance.catalogue import SOURCES, Chain, Nodes, Unfit, Values
+from tests.conformance.catalogue import SOURCES, Chain, Kind, Nodes, Unfit, Values
 from tests.conformance.model.flow import Record, Windowed
 from tests.conformance.model.topology import run
 from tests.conformance.replays import Replays, Result
@@ -63,11 +64,11 @@ class Topology:
         return cls(chain.name, nodes, {"out": last})
 
     @classmethod
-    def random(cls, seed: int, operators: int) -> Self:
-        """A topology with a random number of operators, which is at most `operators`."""
+    def random(cls, seed: int, operators: int, kinds: Collection[Kind] = ("stream", "table", "windowed")) -> Self:
+        """A topology with a random number of operators, which is at most `operators`, and whose nodes have `kinds`."""
         chance = random.Random(seed)
         nodes = Nodes()
-        made = [node for node in nodes.sources.values() if node.kind != "global_table"]
+        made = [node for node in nodes.sources.values() if node.kind in kinds]
         sources = len(made)
         target = chance.randint(3, operators) + sources
         while len(made) < target:
@@ -75,7 +76,7 @@ class Topology:
             node, other = chance.sample(made[-4:] if chance.random() < 0.7 else made, k=2)
             with suppress(Unfit):
                 grown = _grown(chance, nodes, node, other)
-                if grown.times <= MOST_TIMES:
+                if grown.times <= MOST_TIMES and grown.kind in kinds:
                     made.append(grown)
         leaves = [node for node in made[sources:] if node.id not in _inputs(nodes.nodes)]
         return cls(str(seed), nodes.nodes, {f"out{number}": node for number, node in enumerate(leaves)})
@@ -325,6 +326,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="only the chain of this name")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--records", type=int, default=60)
+    parser.add_argument("--tables", action="store_true", help="random topologies of tables only, mostly of one topic's")
     parser.add_argument("--operators", type=int, default=12, help="at most so many in a random topology")
     parser.add_argument("--together", type=int, default=0, help="topologies in one pipeline")
     parser.add_argument("--show", action="store_true", help="print the topologies' nodes, and run none")
@@ -339,7 +341,8 @@ def main(arguments: list[str]) -> int:
         chance = random.Random(given.seed)
         topologies = [Topology.of_chain(catalogue.random_chain(chance, 3)) for _ in range(given.triples)]
     else:
-        topologies = [Topology.random(given.seed + number, given.operators) for number in range(given.count)]
+        kinds: tuple[Kind, ...] = ("table",) if given.tables else ("stream", "table", "windowed")
+        topologies = [Topology.random(given.seed + number, given.operators, kinds) for number in range(given.count)]
     if given.show:
         for topology in topologies:
             print(
