@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIXED_MB = 1_050
+FIXED_MB = 925
 """The memory of a run's processes without any rows: the JVM, the driver and two workers."""
 _COPIES = 4
 """The memory that tasks need for each byte of their rows: a row as received, as sorted, and its results."""
-ROW_BYTES = 120
+ROW_BYTES = 95
 """The bytes of a row besides those of its record's key and value."""
 FEW_RECORDS = 50_000
 """So many records are not too many for any batch."""
-_UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_000_000, 2_000_000
+_UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
 _ENOUGH_RECORDS = 10_000
 """The rows of a batch with fewer records say little about the rows of a large batch."""
 
