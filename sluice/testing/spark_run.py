@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
@@ -44,7 +45,7 @@ class PipedInput:
         self._spark = spark
         self._stream: Any = None
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
         """The rows that a task makes of the topics' records, as a streaming DataFrame.
 
         Each call of `add` is one batch.

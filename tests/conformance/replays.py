@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
@@ -111,7 +112,7 @@ class FileInput:
     path: str
     interleaved: bool = True
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
         """The rows that a task makes of the records of topics."""
         record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
         frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, record)

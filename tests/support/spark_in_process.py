@@ -20,12 +20,13 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch import batch_start
 from sluice.engine.batch.batch_start import batch_context, worker_context
 from sluice.engine.read.kafka_records import RECORDS
 from sluice.engine.run.arrow_query import by_worker
-from sluice.sql.arrow_types import arrow_type
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Partitions = Sequence[Sequence[pa.RecordBatch]]
@@ -139,10 +140,8 @@ class Frame(Part):
     schema: pa.Schema
     partitions: Callable[[], Partitions]
 
-    def mapInArrow(self, task: Task, columns: str) -> Frame:
-        kinds = (column.split() for column in columns.split(", "))
-        schema = pa.schema([(name, arrow_type(kind)) for name, kind in kinds])
-        return Frame(self.sparkSession, schema, lambda: self._run(task))
+    def mapInArrow(self, task: Task, columns: StructType) -> Frame:
+        return Frame(self.sparkSession, to_arrow_schema(columns), lambda: self._run(task))
 
     def repartitionById(self, count: int, column: str) -> Frame:
         assert column == "worker"

@@ -18,12 +18,8 @@ import pyarrow.compute as pc
 from sluice.engine.batch.gathered_batches import gathered
 from sluice.engine.batch.row_schemas import SCHEMA, taken, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
-from sluice.sql.arrow_types import arrow_type
 
-ROW_BATCH = {"worker": "INT", "rows": "BINARY", "side_output": "STRING"}
-ROW_BATCH_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW_BATCH.items())
-
-ROW_BATCHES = pa.schema([(name, arrow_type(kind)) for name, kind in ROW_BATCH.items()])
+ROW_BATCHES = pa.schema([("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())])
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 """A task packs its rows when it has this many rows or bytes, so that no row batch is too large for Spark."""
 

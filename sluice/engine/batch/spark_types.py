@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.values.sql_text import quoted
+
+ROW_BATCH_TYPE = from_arrow_schema(ROW_BATCHES)
+"""The columns of row batches. As DDL, Spark would have to load its parser on the way to a run's first record."""
 
 
 def ddl(kind: spark.DataType) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
@@ -28,7 +29,7 @@ class KafkaInput:
     def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
         return headers_at(self.kafka, places)
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
         """The rows that a task makes of the committed records of the batch."""
         # A topic may have thousands of partitions, and each task has a cost, even one without records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchReader, RowBatchWriter
-from sluice.engine.batch.spark_types import ddl
+from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
+from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
 from sluice.engine.publish.shard_writer import ShardWriter
@@ -35,11 +36,11 @@ class Input(Protocol):
     interleaved: bool
     """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
         """The rows that a task makes of the records of topics.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the columns of
-        `kafka_records.RECORDS`. `columns` are the rows' names and DDL types.
+        `kafka_records.RECORDS`. `columns` are the rows' names and types.
         """
 
 
@@ -79,7 +80,7 @@ class Frames:
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
         writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
-        return shuffled.mapInArrow(Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_DDL)
+        return shuffled.mapInArrow(Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE)
 
     def _through_tasks(self) -> DataFrame:
         """Row batches after the last stage, which Python tasks compute alone.
@@ -95,10 +96,10 @@ class Frames:
             interleaved=interleaved,
         )
         self.types = query.types
-        row_batches = self._read(query.read, ROW_BATCH_DDL)
+        row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
-            row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_DDL)
+            row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
         return row_batches
 
     def _through_sql(self) -> DataFrame:
@@ -121,7 +122,7 @@ class Frames:
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
-    def _read(self, task: BatchTask, columns: str) -> DataFrame:
+    def _read(self, task: BatchTask, columns: StructType | str) -> DataFrame:
         """The rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
@@ -144,10 +145,10 @@ class Frames:
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
         pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs, copied=job.copied)
         if steps is None:
-            row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_DDL)
+            row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_TYPE)
         else:
             decode_and_compute = Chain((reader, steps, ingest, pack))
-            row_batches = self._read(decode_and_compute, ROW_BATCH_DDL)
+            row_batches = self._read(decode_and_compute, ROW_BATCH_TYPE)
         for number in range(1, job.stage_count + 1):
             row_batches = after_stage(stages, number, row_batches)
         self.types = StateTypes.of(stages, totals, inputs)
@@ -159,7 +160,7 @@ class Frames:
             return None
         partitions = self._partitions_of(table.source for table in self.job.tables)
         task = tables_task(self.job, self.storage, interleaved=self.input.interleaved)
-        return self.input.read(partitions, task, ROW_BATCH_DDL)
+        return self.input.read(partitions, task, ROW_BATCH_TYPE)
 
     def _partitions_of(self, sources: Iterable[Source]) -> dict[str, int]:
         return {source.topic: self.partitions[source.topic] for source in sources}

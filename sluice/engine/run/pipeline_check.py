@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.storage import Storage
@@ -37,7 +38,7 @@ class NoRecords:
     spark: SparkSession
     interleaved = False
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: str) -> DataFrame:
+    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
         return self.spark.createDataFrame([], _RECORD).mapInArrow(Chain((task,)).__call__, columns)
 
 

@@ -14,9 +14,9 @@ from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.rejections import rejection_sql
-from sluice.engine.batch.row_batches import ROW_BATCH_DDL, RowBatchReader
+from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
-from sluice.engine.batch.spark_types import ddl
+from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
@@ -115,7 +115,7 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
     shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
         targets = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_DDL)
+        return shuffled.mapInArrow(Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_TYPE)
     rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed: list[str] = []
     for operator, column in stages.results(number):
@@ -125,7 +125,7 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
     return _rows_for_targets(stages.job, number, frame).mapInArrow(
         Chain(last).__call__,
-        ROW_BATCH_DDL,
+        ROW_BATCH_TYPE,
     )
 
 
