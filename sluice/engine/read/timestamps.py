@@ -60,6 +60,9 @@ def _listed(
     admin = AdminClient(quiet(kafka))
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
+        # A client that asks for offsets before it is connected may find the partitions' leaders one to three seconds
+        # later. So the first request is one that waits for the connection.
+        admin.describe_cluster(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
         return list_offsets(admin, places, which, TIMEOUT_S)
 
 
