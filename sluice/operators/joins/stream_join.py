@@ -210,7 +210,8 @@ class StreamJoin:
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
         """Send the results with all matching records of the other side. Returns whether any record matches."""
         other_side = 1 - row.side
-        records = state.left.records if row.side == RIGHT else state.right.records
+        matching = state.left if row.side == RIGHT else state.right
+        records = matching.records
         if not records:
             return False
         lateness = self.lateness
@@ -220,12 +221,17 @@ class StreamJoin:
         )
         first = bisect_left(records, earliest, key=_TIME)
         last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
+        has_waited = False
         for other in records[first:last]:
-            if other.waits_for_match and self.shared is not None:
-                self.shared.remove_matched(other_side, other.time)
-            other.waits_for_match = False
+            if other.waits_for_match:
+                has_waited, other.waits_for_match = True, False
+                if self.shared is not None:
+                    self.shared.remove_matched(other_side, other.time)
             value = joined(row.value, other.value) if row.side == LEFT else joined(other.value, row.value)
             out.emit(key, value, max(row.time, other.time))
+        if has_waited:
+            waiting = (other.time for other in records if other.waits_for_match)
+            matching.waits_from = next(waiting, _NEVER)
         return first < last
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:

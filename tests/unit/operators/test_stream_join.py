@@ -60,6 +60,11 @@ def test_a_matched_record_is_not_emitted_alone() -> None:
     assert join("outer", left(100), right("k", "r", 101), left(500, key="other")).values == [pair("l", "r")]
 
 
+def test_a_record_that_has_been_matched_leaves_no_trace_when_it_expires() -> None:
+    last = [right("other", "x", 300), left(300)]
+    assert join("left", left(100), right("k", "r", 101), *last).states == join("left", *last).states
+
+
 def test_an_unmatched_record_that_is_too_late_is_emitted_at_once() -> None:
     assert join("left", left(106, key="other"), left(100), grace=50).values == [pair("l", None)]
     assert join("left", left(105, key="other"), left(100), grace=50).values == []
