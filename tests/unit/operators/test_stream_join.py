@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice import within
+from sluice.operators.encoding import state_decoder
 from sluice.operators.joins.by_key import How
 from sluice.operators.joins.stream_join import StreamJoin
 from tests.unit.operators.feed import Given, Ran, right, run
@@ -60,9 +61,13 @@ def test_a_matched_record_is_not_emitted_alone() -> None:
     assert join("outer", left(100), right("k", "r", 101), left(500, key="other")).values == [pair("l", "r")]
 
 
-def test_a_record_that_has_been_matched_leaves_no_trace_when_it_expires() -> None:
-    last = [right("other", "x", 300), left(300)]
-    assert join("left", left(100), right("k", "r", 101), *last).states == join("left", *last).states
+def test_a_record_that_has_been_matched_is_no_longer_due() -> None:
+    operator = StreamJoin("left", within(before="3 ms", after="5 ms", grace="2 ms"))
+    due = []
+    for rows in ([left(100)], [left(100), right("k", "r", 101)], [left(100), left(105), right("k", "r", 101)]):
+        state = state_decoder(operator.state_type)(run(operator, rows).states["k"])
+        due.append(operator.release_due(state))
+    assert due == [108, None, 113]
 
 
 def test_an_unmatched_record_that_is_too_late_is_emitted_at_once() -> None:
