@@ -99,6 +99,8 @@ class RangeReader:
         self._kafka = kafka
         self._skips_lost = skips_lost
         self._ranges: dict[Partition, Range] = {}
+        self._left: set[Partition] = set()
+        """The partitions whose ranges are not read any further."""
         self._positions: dict[Partition, int] = {}
         """Partition → the offset up to which it has been read."""
         self._fetched: dict[Partition, int] = {}
@@ -132,6 +134,7 @@ class RangeReader:
         are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
+        self._left = set()
         self.unread = {*self._ranges}
         for partition, part in self._ranges.items():
             self._reach(partition, part.begin)
@@ -167,6 +170,12 @@ class RangeReader:
             if is_long:
                 raise self._silence()
 
+    def leave(self, partition: Partition) -> None:
+        """Read no further records of a partition's range, while the other ranges are read."""
+        if partition not in self._left:
+            self._left.add(partition)
+            self.consumer.incremental_unassign([TopicPartition(*partition)])
+
     def pause(self) -> None:
         """Stop fetching until the next `read`. Otherwise the client goes on with the ranges that were not read."""
         self.consumer.unassign()
@@ -177,7 +186,7 @@ class RangeReader:
             self.unread.discard(partition)
 
     def _assign(self) -> None:
-        self._fetched = {partition: self._positions[partition] for partition in self.unread}
+        self._fetched = {partition: self._positions[partition] for partition in self.unread - self._left}
         self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._fetched.items()])
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
@@ -208,8 +217,8 @@ class RangeReader:
             return True
         if partition not in self._ranges:
             raise self._failure(error)
-        # What is after a range does not matter.
-        if partition not in self.unread:
+        # What is after a range does not matter, nor what is after the records of a range that was left.
+        if partition not in self.unread or partition in self._left:
             return True
         part = self._ranges[partition]
         if error.code() == KafkaError._PARTITION_EOF:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.read.kafka_records import RECORDS, read_ranges
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
+from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.record_times import timestamps_at
 from sluice.local.broker import EmbeddedKafka
 from sluice.values.record_places import Range
@@ -86,6 +88,24 @@ def test_records_of_aborted_transactions_are_left_out_wherever_a_range_ends(kafk
     seen = {end: values(read(kafka, Range("transactions", 0, 0, end))) for end in range(1, 9)}
     assert seen == {end: ["a"] if end < 5 else ["a", "b"] for end in range(1, 9)}
     assert values(read(kafka, Range("transactions", 0, 5, 8))) == []
+
+
+def test_a_range_that_was_left_gives_no_more_records(kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"left": 2})
+    for partition in (0, 1):
+        send(kafka, "left", *map(str, range(30_000)), partition=partition)
+    counts = Counter[int]()
+    with RangeReader({"bootstrap.servers": kafka.bootstrap}) as reader:
+        for (_, partition), messages, _ in reader.read([Range("left", number, 0, 30_000) for number in (0, 1)]):
+            counts[partition] += len(messages)
+            reader.leave(("left", 0))
+            if reader.unread == {("left", 0)}:
+                break
+        assert counts[1] == 30_000
+        assert counts[0] <= 4_000
+        # The next reading has all records again.
+        again = reader.read([Range("left", 0, 0, 30_000)])
+        assert sum(len(messages) for _, messages, _ in again) == 30_000
 
 
 def test_a_record_may_be_larger_than_what_a_task_asks_for_at_once(kafka: EmbeddedKafka) -> None:

@@ -110,6 +110,8 @@ class KafkaTimestamps:
             sizes[partition] += sum(len(message.key() or b"") + len(message.value() or b"") for message in messages)
             if len(read[partition]) >= count:
                 enough.add(partition)
+                # While the client waits for another partition, it would go on with this one, up to its end.
+                self.reader.leave(partition)
             if self.reader.unread <= enough:
                 break
         self.reader.pause()
