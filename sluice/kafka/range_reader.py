@@ -140,11 +140,11 @@ class RangeReader:
             self._reach(partition, part.begin)
         self._note_answer()
         is_assigned, at_once = False, _AT_ONCE
-        while self.unread:
+        while wanted := self.unread - self._left:
             if not is_assigned:
                 self._assign()
                 is_assigned = True
-            count = sum(self._ranges[partition].end - self._positions[partition] for partition in self.unread)
+            count = sum(self._ranges[partition].end - self._positions[partition] for partition in wanted)
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records, others = messages, []
             # Most calls return records only.
@@ -171,7 +171,7 @@ class RangeReader:
                 raise self._silence()
 
     def leave(self, partition: Partition) -> None:
-        """Read no further records of a partition's range, while the other ranges are read."""
+        """Read no further records of a partition's range. `read` ends when it has read the other ranges."""
         if partition not in self._left:
             self._left.add(partition)
             self.consumer.incremental_unassign([TopicPartition(*partition)])
@@ -258,7 +258,7 @@ class RangeReader:
 
     def _require_topics(self) -> None:
         """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
-        for topic, partition in sorted(self.unread):
+        for topic, partition in sorted(self.unread - self._left):
             try:
                 known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]
             except KafkaException:
@@ -281,7 +281,7 @@ class RangeReader:
         return EngineError(f"Reading {of_part} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
 
     def _silence(self) -> BrokersUnreachable:
-        topic, partition = min(self.unread)
+        topic, partition = min(self.unread - self._left)
         cause = unreachable(self._kafka, self._reason or "the client reports no error")
         return BrokersUnreachable(
             f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s. {cause.detail}",

@@ -58,7 +58,7 @@ def _filters_pairs(nodes: Nodes) -> Values:
 
 
 def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
-    """A record, which deletes its key if `n` is None."""
+    """A record with the value `n`. Without a value, it deletes its key."""
     value = None if n is None else {"n": n, "g": g}
     return {"topic": topic, "key": key, "value": value, "ts": time, "partition": 0}
 

@@ -103,17 +103,13 @@ class KafkaTimestamps:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         sizes = dict.fromkeys(starts, 0)
-        enough: set[Partition] = set()
         ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
         for partition, messages, offsets in self.reader.read(ranges):
             read[partition] += zip(offsets, timestamps_of(messages).tolist(), strict=True)
             sizes[partition] += sum(len(message.key() or b"") + len(message.value() or b"") for message in messages)
             if len(read[partition]) >= count:
-                enough.add(partition)
                 # While the client waits for another partition, it would go on with this one, up to its end.
                 self.reader.leave(partition)
-            if self.reader.unread <= enough:
-                break
         self.reader.pause()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():
