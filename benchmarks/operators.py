@@ -3,8 +3,8 @@
 A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every record. With
 `--peer`, the same operator in Kafka Streams (exactly-once, two threads) follows on the same topics, from the start of
 its process until every record is processed and its offset committed. With `--before`, the `sluice` of another checkout
-follows. CPU seconds and memory are those of all processes of a program, without the broker. An
-untimed run comes first, because a fresh broker answers slowly.
+follows. CPU seconds and memory are those of all processes of a program, without the broker. An untimed
+run comes first, because a fresh broker answers slowly.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class RangeReader:
             self._reach(partition, part.begin)
         self._note_answer()
         is_assigned, at_once = False, _AT_ONCE
-        while wanted := self.unread - self._left:
+        while wanted := self._wanted:
             if not is_assigned:
                 self._assign()
                 is_assigned = True
@@ -170,6 +170,11 @@ class RangeReader:
             if is_long:
                 raise self._silence()
 
+    @property
+    def _wanted(self) -> set[Partition]:
+        """The partitions of whose ranges more records are to be read."""
+        return self.unread - self._left
+
     def leave(self, partition: Partition) -> None:
         """Read no further records of a partition's range. `read` ends when it has read the other ranges."""
         if partition not in self._left:
@@ -186,7 +191,7 @@ class RangeReader:
             self.unread.discard(partition)
 
     def _assign(self) -> None:
-        self._fetched = {partition: self._positions[partition] for partition in self.unread - self._left}
+        self._fetched = {partition: self._positions[partition] for partition in self._wanted}
         self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._fetched.items()])
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
@@ -218,7 +223,7 @@ class RangeReader:
         if partition not in self._ranges:
             raise self._failure(error)
         # What is after a range does not matter, nor what is after the records of a range that was left.
-        if partition not in self.unread or partition in self._left:
+        if partition not in self._wanted:
             return True
         part = self._ranges[partition]
         if error.code() == KafkaError._PARTITION_EOF:
@@ -258,7 +263,7 @@ class RangeReader:
 
     def _require_topics(self) -> None:
         """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
-        for topic, partition in sorted(self.unread - self._left):
+        for topic, partition in sorted(self._wanted):
             try:
                 known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]
             except KafkaException:
@@ -281,7 +286,7 @@ class RangeReader:
         return EngineError(f"Reading {of_part} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
 
     def _silence(self) -> BrokersUnreachable:
-        topic, partition = min(self.unread - self._left)
+        topic, partition = min(self._wanted)
         cause = unreachable(self._kafka, self._reason or "the client reports no error")
         return BrokersUnreachable(
             f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s. {cause.detail}",
