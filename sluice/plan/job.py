@@ -223,6 +223,11 @@ class Job:
         return not any(operator.by_window and operator.stage == self.stage_count for operator in self.operators)
 
     @property
+    def has_one_shuffle(self) -> bool:
+        """Whether rows are shuffled only once, after the tasks that read the records."""
+        return self.stage_count + (not self.writes_in_last_stage) == 1
+
+    @property
     def has_operators(self) -> bool:
         """Whether the job has operators, whose results depend on the order of all records."""
         return bool(self.operators)

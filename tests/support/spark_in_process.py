@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self, cast
 
 import pyarrow as pa
@@ -81,8 +82,17 @@ class Context(Part):
 
 
 @dataclass
+class Streams(Part):
+    """The session's streaming queries."""
+
+    active: list[Query] = field(default_factory=list)
+
+
+@dataclass
 class SparkInProcess(Part):
     """The session."""
+
+    streams: Streams = field(default_factory=Streams)
 
     sparkContext: Context = field(default_factory=Context)
     conf: Settings = field(default_factory=lambda: Settings({"spark.sql.shuffle.partitions": "1"}))
@@ -139,13 +149,26 @@ class Frame(Part):
     sparkSession: SparkInProcess
     schema: pa.Schema
     partitions: Callable[[], Partitions]
+    through_shuffle: Callable[[], Frame] | None = None
+    """The same frame, computed up to its last shuffle; None if there is no shuffle."""
 
     def mapInArrow(self, task: Task, columns: StructType) -> Frame:
-        return Frame(self.sparkSession, to_arrow_schema(columns), lambda: self._run(task))
+        shuffled = self.through_shuffle
+        return Frame(
+            self.sparkSession,
+            to_arrow_schema(columns),
+            lambda: self._run(task),
+            None if shuffled is None else lambda: shuffled().mapInArrow(task, columns),
+        )
 
     def repartitionById(self, count: int, column: str) -> Frame:
         assert column == "worker"
-        return Frame(self.sparkSession, self.schema, lambda: self._shuffled(count))
+
+        def computed() -> Frame:
+            partitions = self._shuffled(count)
+            return Frame(self.sparkSession, self.schema, lambda: partitions)
+
+        return Frame(self.sparkSession, self.schema, lambda: self._shuffled(count), computed)
 
     def unionByName(self, other: Frame) -> Frame:
         return Frame(self.sparkSession, self.schema, lambda: [*self.partitions(), *other.partitions()])
@@ -175,10 +198,15 @@ class Frame(Part):
 
 @dataclass
 class Query:
-    """A streaming query with the trigger `availableNow`, for which one batch is available."""
+    """A streaming query with the trigger `availableNow`, for which one batch is available.
+
+    It runs in its own thread, and is computed up to its last shuffle before its sink is called.
+    """
 
     frame: Frame
     sink: Callable[[Frame, int], None] = field(init=False)
+    _thread: Thread = field(init=False)
+    _error: BaseException | None = field(default=None, init=False)
 
     def foreachBatch(self, sink: Callable[[Frame, int], None]) -> Self:
         self.sink = sink
@@ -201,13 +229,30 @@ class Query:
         return self
 
     def start(self) -> Self:
+        # A query keeps the properties of the thread that starts it.
+        self._thread = Thread(target=self._run, args=[self.frame.sparkSession.sparkContext.start], daemon=True)
+        self.frame.sparkSession.streams.active.append(self)
+        self._thread.start()
         return self
 
-    def awaitTermination(self) -> None:
-        """Run the batch. An error of a task or of the sink is raised as text, like Spark's."""
+    def _run(self, start: batch_start.BatchStart) -> None:
         try:
-            with batch_context(self.frame.sparkSession.sparkContext.start):
-                self.sink(self.frame, 0)
-        except Exception as error:
-            text = f"Query terminated with exception: {error}\n{traceback.format_exc()}"
+            with batch_context(start):
+                through_shuffle = self.frame.through_shuffle
+                self.sink(self.frame if through_shuffle is None else through_shuffle(), 0)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.frame.sparkSession.streams.active.remove(self)
+
+    def awaitTermination(self) -> None:
+        """Wait for the batch. An error of a task or of the sink is raised as text, like Spark's."""
+        self._thread.join()
+        if isinstance(self._error, Exception):
+            text = f"Query terminated with exception: {self._error}\n{''.join(traceback.format_exception(self._error))}"
             raise StreamingQueryException(text) from None
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._thread.join()

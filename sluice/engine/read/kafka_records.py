@@ -29,9 +29,10 @@ RECORDS = pa.schema([
 """The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
 slow even for records without headers."""
 _SETTINGS = {
-    "max.partition.fetch.bytes": 4_194_304,
-    # The most memory that records need which a task has not asked for yet.
-    "queued.max.messages.kbytes": 16_384,
+    # The most memory that records need which a task has not asked for yet. The client fetches as long as
+    # it has less, and a compressed fetch may be several times as large in memory.
+    "queued.max.messages.kbytes": 4_096,
+    "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
 """About how many rows and bytes a record batch has. The later steps take some time for each record batch."""

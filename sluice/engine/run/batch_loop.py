@@ -10,19 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 
-from sluice.engine.batch.batch_start import BatchStart, tell_tasks
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
+from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import FEW_RECORDS, BatchSize
 from sluice.engine.run.driver_lease import Lease
+from sluice.engine.run.read_ahead import ReadAhead
 from sluice.engine.run.replay import ReplayStep, divide_evenly, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
@@ -45,20 +46,22 @@ class BatchLoop:
     size: BatchSize
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its number of partitions now."""
+    _backlog: ReadAhead | None = field(default=None, init=False)
+    """The batches that are still to be run; None if the present batch is not one of a backlog."""
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
+        self.publisher.when_computed = self._note_computed
 
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
-        published = {} if snapshot is None else snapshot.positions
-        positions: dict[str, dict[str, int]] = {}
-        for topic, first in self.firsts.items():
-            # A partition that is new since the last batch begins at its first offset.
-            positions[topic] = {**first, **published.get(topic, {})}
-        return positions
+        return self._with_new_partitions({} if snapshot is None else snapshot.positions)
+
+    def _with_new_partitions(self, ends: Positions) -> dict[str, dict[str, int]]:
+        """The end offsets of a batch, and the first offsets of partitions that are new since this batch."""
+        return {topic: {**first, **ends.get(topic, {})} for topic, first in self.firsts.items()}
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
@@ -77,25 +80,37 @@ class BatchLoop:
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
-        for number, ends in enumerate(batch_ends, start=first):
-            self._run_from(number, now, ends)
+        self._run_each(self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first))
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         if self._next_number == first and self._has_due_timers(now):
-            self._run_from(first, now, begin)
+            self.run(self._planned(first, now, begin))
         # When one of these batches has sent the results of an operator, stream time may go on for
         # the operators downstream of it.
         while self._idle_time.has_results(now):
-            self._run_from(self._next_number, now, _offsets(self.positions))
+            self.run(self._planned(self._next_number, now, _offsets(self.positions)))
 
-    def _run_from(self, number: int, now: int, ends: Offsets) -> None:
-        self.run(
-            PlannedBatch(
-                number=number,
-                begun=now,
-                partitions=dict(self.partitions),
-                ends=_positions(ends),
-            )
-        )
+    def _planned(self, number: int, now: int, ends: Offsets) -> PlannedBatch:
+        return PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends))
+
+    def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
+        """Run the batches of a backlog. While the output of a batch is written, the tasks already read the next."""
+        with ReadAhead(plans, self._read_ahead) as self._backlog:
+            while (upcoming := self._backlog.next_batch()) is not None:
+                self.run(*upcoming)
+        self._backlog = None
+
+    def _note_computed(self, times: Mapping[str, int]) -> None:
+        """Note that the shards have the current batch, so only its output is left to write."""
+        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
+        if self._backlog is not None:
+            self._backlog.begin_next(times)
+
+    def _read_ahead(self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]) -> BatchQuery | None:
+        """Start the query of a batch while the output of the previous batch is written. None if this must wait."""
+        begins = self._with_new_partitions(previous.ends)
+        if not self.publisher.can_read_ahead or offsets_between(begins, plan.ends) <= 0:
+            return None
+        return BatchQuery(self.query, self._start(plan, begins, times), self.publisher)
 
     @property
     def next_timer(self) -> int | None:
@@ -162,32 +177,30 @@ class BatchLoop:
             self.query.repartition(partitions)
             self.publisher.partitions = partitions
 
-    def run(self, plan: PlannedBatch) -> None:
-        """Plan a batch in the ledger, run it and publish it.
+    def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
+        """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
 
         Raises LeaseError, before anything of the batch is written, if this driver has lost its lease.
         """
-        storage, positions = self.query.storage, self.positions
-        # From here on, a run that repeats the batch gives it the same records and the same clock.
-        plan = self.ledger.plans.add(storage.ref, plan, self.lease.epoch)
-        before: dict[str, dict[str, int]] = {}
-        for topic, ends in plan.ends.items():
-            before[topic] = {partition: positions[topic][partition] for partition in ends}
-        self._start(plan, before)
-        # The ledger says which batches are published, so Spark needs no earlier checkpoint. A query with a
-        # new checkpoint calls its batch 0, but the plan has the batch's number.
-        with TemporaryDirectory(prefix="sluice-checkpoint-") as checkpoint:
-            # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
-            self.query.run(lambda written, _: self.publisher(written, plan.number), f"file://{checkpoint}")
-        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
+        with ExitStack() as started:
+            if ahead is not None:
+                started.enter_context(ahead)
+            positions = self.positions
+            # From here on, a run that repeats the batch gives it the same records and the same clock.
+            plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
+            times = self.publisher.begin(plan, positions, reads_records=offsets_between(positions, plan.ends) > 0)
+            start = self._start(plan, positions, times)
+            # The ledger decides. Tasks that were told anything else have read in vain.
+            if ahead is None or ahead.start != start:
+                started.close()
+                ahead = started.enter_context(BatchQuery(self.query, start, self.publisher))
+            ahead.finish()
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 
-    def _start(self, plan: PlannedBatch, before: Positions) -> None:
-        # Tell the tasks before the query starts: they may run before Spark calls the publisher.
-        times = self.publisher.begin(plan, before, reads_records=offsets_between(before, plan.ends) > 0)
-        start = BatchStart(plan.number, plan.begun, times, _ranges(before, plan.ends))
-        tell_tasks(self.query.spark.sparkContext, start)
+    @staticmethod
+    def _start(plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
+        return BatchStart(plan.number, plan.begun, times, _ranges(begins, plan.ends))
 
     def _batch_ends(
         self,

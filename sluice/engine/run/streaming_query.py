@@ -74,11 +74,13 @@ class JobQuery:
         """Start the streaming query, which runs until it is stopped."""
         return self._writer(sink, checkpoint).start()
 
-    def run(self, sink: Sink, checkpoint: str) -> None:
-        """Let the streaming query run one batch, and note it in the checkpoint."""
-        writer = self._writer(sink, checkpoint).queryName(self.job.pipeline.name)
-        writer.trigger(availableNow=True).start().awaitTermination()
-        # Each query has called this process from a thread of its own, whose connection would stay open.
+    def start_batch(self, number: int, sink: Sink, checkpoint: str) -> StreamingQuery:
+        """Start the streaming query for one batch, which it notes in the checkpoint."""
+        writer = self._writer(sink, checkpoint).queryName(f"{self.job.pipeline.name} {number}")
+        return writer.trigger(availableNow=True).start()
+
+    def close_idle_callbacks(self) -> None:
+        """Close the connections of queries that have ended: each has called this process from a thread of its own."""
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:

@@ -249,6 +249,23 @@ def test_the_last_stage_writes_the_shards_if_its_workers_own_all_their_rows() ->
     assert not writes(pipeline_of(stream)), "a global table"
 
 
+def test_rows_are_shuffled_once_unless_a_later_stage_or_the_shards_need_another_shuffle() -> None:
+    def is_shuffled_once(pipeline: Pipeline) -> bool:
+        return planned(pipeline).has_one_shuffle
+
+    stream = sales()
+    stream.group_by("shop").count(store="a")
+    assert is_shuffled_once(pipeline_of(stream)), "only the shards need rows by key"
+    counted = stream.group_by("shop").aggregate(int, lambda count, _: count + 1, store="b", returns=int)
+    assert is_shuffled_once(pipeline_of(stream)), "the first stage writes the shards"
+    counted.to_stream().group_by("value").count(store="c")
+    assert not is_shuffled_once(pipeline_of(stream)), "a second stage"
+    located = sales()
+    located.group_by("shop").aggregate(int, lambda count, _: count + 1, store="b", returns=int)
+    located.join(pipeline_of(located).global_table("shops", value=Shop), on="shop").to("located")
+    assert not is_shuffled_once(pipeline_of(located)), "a stage, and the rows of a global table"
+
+
 def test_an_added_output_leaves_the_state_rows_of_a_global_table_where_they_are() -> None:
     pipeline = Pipeline("p", workers=1)
     stream, shops = pipeline.stream("sales", value=Sale), pipeline.global_table("shops", value=Shop)

@@ -1,0 +1,68 @@
+"""The streaming query of one batch, which may read the batch's records before the batch may be published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from threading import Event
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import DataFrame
+
+from sluice.engine.batch.batch_start import BatchStart, tell_tasks
+from sluice.engine.run.streaming_query import JobQuery
+
+
+class BatchQuery:
+    """Runs a batch's query. Used as a context manager; leaving it stops a query that was not told to finish.
+
+    With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle before it calls the
+    function of `foreachBatch`. This function waits for `finish` before it has the rest computed, and publishes it.
+    """
+
+    def __init__(self, query: JobQuery, start: BatchStart, publish: Callable[[DataFrame, int], None]) -> None:
+        self.start = start
+        """What the tasks were told."""
+        self._job_query = query
+        self._publish = publish
+        self._is_stopped = False
+        self._may_go_on = Event()
+        # The ledger says which batches are published, so Spark needs no earlier checkpoint.
+        self._checkpoint = TemporaryDirectory(prefix="sluice-checkpoint-")
+        # Tell the tasks before the query starts: they may run before Spark calls the function.
+        tell_tasks(query.spark.sparkContext, start)
+        # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
+        location = f"file://{self._checkpoint.name}"
+        self._query = query.start_batch(start.number, self._publish_in_turn, location)
+
+    def finish(self) -> None:
+        """Publish the batch, and wait until the query has ended. Raises the query's error, if any."""
+        self._may_go_on.set()
+        self._query.awaitTermination()
+
+    def _publish_in_turn(self, written: DataFrame, _: int) -> None:
+        # A query with a new checkpoint calls its batch 0, but the start has the batch's number.
+        self._may_go_on.wait()
+        if not self._is_stopped:
+            self._publish(written, self.start.number)
+
+    def stop(self) -> None:
+        """Stop the query. If `finish` was not called, nothing of the batch is written. Has no effect after the end."""
+        if not self._may_go_on.is_set():
+            self._is_stopped = True
+            self._may_go_on.set()
+            self._query.stop()
+        self._job_query.close_idle_callbacks()
+        self._checkpoint.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
