@@ -190,7 +190,7 @@ class BatchLoop:
             plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
             times = self.publisher.begin(plan, positions, reads_records=offsets_between(positions, plan.ends) > 0)
             start = self._start(plan, positions, times)
-            # The ledger decides. Tasks that were told anything else have read in vain.
+            # The ledger decides. Tasks that began with anything else have read in vain.
             if ahead is None or ahead.start != start:
                 started.close()
                 ahead = started.enter_context(BatchQuery(self.query, start, self.publisher))

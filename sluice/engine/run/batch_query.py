@@ -23,7 +23,7 @@ class BatchQuery:
 
     def __init__(self, query: JobQuery, start: BatchStart, publish: Callable[[DataFrame, int], None]) -> None:
         self.start = start
-        """What the tasks were told."""
+        """What the tasks know of the batch."""
         self._job_query = query
         self._publish = publish
         self._is_stopped = False
