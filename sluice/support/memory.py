@@ -6,6 +6,8 @@ import ctypes
 
 import pyarrow as pa
 
+_MANY_ROWS = 50_000
+
 
 def release_unused_memory() -> None:
     """Return freed memory to the operating system. Otherwise, Arrow and the C library keep it for later use."""
@@ -14,6 +16,12 @@ def release_unused_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def release_memory_after_rows(count: int) -> None:
+    """Return freed memory to the operating system if copies of many rows have been freed."""
+    if count >= _MANY_ROWS:
+        release_unused_memory()
 
 
 def release_memory_after_task(phase: str, info: dict[str, int]) -> None:

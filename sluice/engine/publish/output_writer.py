@@ -28,10 +28,8 @@ from sluice.engine.publish.table_rows import join_rows, table_rows, with_positio
 from sluice.plan import Job, Sink
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
-from sluice.support.memory import release_unused_memory
+from sluice.support.memory import release_memory_after_rows
 from sluice.values.sink_tables import WINDOW
-
-_MANY_RECORDS = 50_000
 
 SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
@@ -114,8 +112,7 @@ class OutputWriter:
             sent, records = self.destinations.at_least_once.send(records)
             written |= sent
         # Sorting and encoding many records has freed memory that the client needs for its queue.
-        if sum(table.num_rows for _, table in records) >= _MANY_RECORDS:
-            release_unused_memory()
+        release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
         return written | self.destinations.topics.send(batch, records)
 

@@ -33,10 +33,7 @@ from sluice.operators.base import LEFT, Row
 from sluice.operators.call import Call, Lookup
 from sluice.plan import Edge
 from sluice.state.shard.operator_states import State
-from sluice.support.memory import release_unused_memory
-
-_MANY_ROWS = 50_000
-"""After gathering so many rows, a task returns the memory of their received copies to the system."""
+from sluice.support.memory import release_memory_after_rows
 
 
 @dataclass(frozen=True)
@@ -256,8 +253,8 @@ class StageRun:
             if number not in by_target:
                 continue
             rows = OperatorRows.of(by_target.pop(number), run.timeline_of_rows)
-            if len(rows) >= _MANY_ROWS:
-                release_unused_memory()
+            # The received copies of the rows have been freed.
+            release_memory_after_rows(len(rows))
             # Such a table only stores the last value of each key.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
