@@ -368,7 +368,7 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
     due = closes_at(results.ends, suppress.wait_ms)
     is_closed = due <= timeline.closed_after
     if is_closed.any():
-        output.add_rows(closed_rows(run.spec, suppress, timeline, results, due))
+        output.add_rows(closed_rows(run.spec, suppress, timeline, results.where(is_closed), due[is_closed]))
     is_waiting = ~is_closed
     if isinstance(suppress, ClosingWindows):
         # The aggregate's state has the results.

@@ -73,14 +73,13 @@ def closed_rows(
     results: WindowResults,
     due: Times,
 ) -> pa.RecordBatch:
-    """The rows that a suppress step sends for the windows that close in this batch.
+    """The rows that a suppress step sends for windows that close in this batch.
 
-    `due`: the stream time at which each window closes, which may be after the batch.
+    `due`: the stream time at which each window closes.
     """
-    closing = np.flatnonzero(due <= timeline.closed_after)
     # If the rows are sorted by position, the driver sorts them faster. The results are already sorted by key.
-    closing = closing[np.argsort(due[closing], kind="stable")]
-    due, closed = due[closing], results.take(closing)
+    in_order = np.argsort(due, kind="stable")
+    due, closed = due[in_order], results.take(in_order)
     numbers = np.zeros(len(closed), np.intp)
     released = ReleasedResults(closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values)
     columns = {"window_start": pa.array(closed.starts), "window_end": pa.array(closed.ends)}
