@@ -13,8 +13,8 @@ from rich.console import Console
 
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.engine.publish.publisher import Publisher
+from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.engine.run.streaming_query import JobQuery, Sink
 from sluice.errors import EngineError, StateError, TopologyError
 from sluice.observe.audit_report import report
 from tests.engine.conftest import Start
@@ -56,21 +56,22 @@ def killed_after(call: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.mark.heavy
+@pytest.mark.spark  # only Spark has a checkpoint
 @pytest.mark.fault("F11", "the files of a batch's checkpoint are damaged, emptied or removed after the batch")
 def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
-    running, run_batch = start(shop), JobQuery.run
+    running, finish = start(shop), BatchQuery.finish
     for damage in (lambda file: file.write_text("v1\n{"), lambda file: file.write_text(""), Path.unlink):
 
-        def run_and_damage(
-            query: JobQuery, sink: Sink, checkpoint: str, damage: Callable[[Path], Any] = damage
-        ) -> None:
-            run_batch(query, sink, checkpoint)
-            for file in filter(Path.is_file, Path(checkpoint.removeprefix("file://")).rglob("*")):
+        def finish_and_damage(query: BatchQuery, damage: Callable[[Path], Any] = damage) -> None:
+            finish(query)
+            files = [*filter(Path.is_file, Path(query._checkpoint.name).rglob("*"))]
+            assert files
+            for file in files:
                 damage(file)
 
         running.send("sales", sale("a"), sale("b"), sale("a"))
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(JobQuery, "run", run_and_damage)
+            patched.setattr(BatchQuery, "finish", finish_and_damage)
             assert running.run(max_records=1) == 3
     assert running.store("n") == {"a": 6, "b": 3}
     assert len(running.output("copies")) == 9
