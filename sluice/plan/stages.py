@@ -253,9 +253,10 @@ class StagePlanner:
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
         # A chained operator uses the stream time of the operator before it. A suppress step needs a
-        # stream time of its own after a join, because many of the join's rows cause no result, and
+        # stream time of its own after a join, because many of the join's rows cause no result, after
+        # another suppress step, because the rows that this step holds back do not advance it, and
         # after a table whose rows expire, because a row of any key can delete this key's row.
-        if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join):
+        if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join | nodes.Suppress):
             return None
         if isinstance(node.parent, nodes.ToTable) and node.parent.expiry is not None:
             return None

@@ -57,6 +57,12 @@ def _filters_pairs(nodes: Nodes) -> Values:
     return catalogue.join("outer", nodes, STEPS["table filter"].after(nodes, pairs), rows)
 
 
+def _suppresses_twice(nodes: Nodes) -> Values:
+    """The stream time of the second suppress step is that of the updates that the first one sends."""
+    limit = STEPS["table suppress until a limit"]
+    return limit.after(nodes, limit.after(nodes, STEPS["table map"].after(nodes, nodes.sources["t"])))
+
+
 def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
     """A record with the value `n`. Without a value, it deletes its key."""
     value = None if n is None else {"n": n, "g": g}
@@ -69,9 +75,10 @@ def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
         (_refers_to_its_own_rows, [_given("u", "a", 7, "a", 108), _given("u", "a", None, "", 136)]),
         (_refers_to_filtered_rows, [_given("u", "x", 4, "a", 86), _given("t", "a", 0, "", 108)]),
         (_filters_pairs, [_given("u", "", 7, "x", 5), _given("u", "", None, "", 84)]),
+        (_suppresses_twice, [_given("t", "b", 8, "", 153), _given("t", "x", 3, "", 130)]),
     ],
 )
-def test_joins_of_tables_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
+def test_steps_of_tables_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
     assert [problem for _, problem in Trial([topology], inputs).problems()] == []
