@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
-from tests.conformance import catalogue
+from tests.conformance import catalogue, topologies
 from tests.conformance.catalogue import Nodes, Values
-from tests.conformance.topologies import Input, Topology, Trial, records
+from tests.conformance.topologies import Input, Topology, Trial, records, try_all
 
 
 @pytest.mark.timeout(600)
@@ -28,10 +29,9 @@ from tests.conformance.topologies import Input, Topology, Trial, records
 )
 def test_chains_of_operators_have_the_results_of_the_model(length: int, long_ones: list[int]) -> None:
     chance = random.Random(length)
-    topologies = [Topology.of_chain(catalogue.random_chain(chance, length)) for _ in range(12 if length else 0)]
-    topologies += [Topology.random(seed, operators=12) for seed in long_ones]
-    problems = Trial(topologies, [*records(chance, 60)]).problems()
-    assert [(topology.name, problem) for topology, problem in problems] == []
+    chains = [Topology.of_chain(catalogue.random_chain(chance, length)) for _ in range(12 if length else 0)]
+    chains += [Topology.random(seed, operators=12) for seed in long_ones]
+    assert [*Trial(chains, [*records(chance, 60)]).problems()] == []
 
 
 STEPS = {step.name: step for step in catalogue.STEPS}
@@ -82,3 +82,22 @@ def test_steps_of_tables_have_the_results_of_the_model(add: Callable[[Nodes], Va
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
     assert [problem for _, problem in Trial([topology], inputs).problems()] == []
+
+
+@dataclass
+class _TrialWithOtherState:
+    """A trial whose state differs after several batches if one of its topologies is the third."""
+
+    topologies: Sequence[Topology]
+    inputs: Sequence[Input]
+    partitions: int
+
+    def problems(self) -> Iterator[tuple[Topology | None, str]]:
+        if any(topology.name == "3" for topology in self.topologies):
+            yield None, "state"
+
+
+def test_a_difference_in_state_is_attributed_to_its_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topologies, "Trial", _TrialWithOtherState)
+    some = [Topology(name, [], {}) for name in "12345"]
+    assert [(topology.name, problem) for topology, problem in try_all(some, [])] == [("3", "state")]

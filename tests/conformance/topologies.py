@@ -8,7 +8,8 @@ python -m tests.conformance.topologies --triples 1000 [--seed 1]                
 Every topology runs on the same records in one batch and in several. One of the several is interrupted and repeated, and
 the last ones are replayed from a copy of all files. Compared are all outputs (records, their order within a key, and
 their timestamps) with those of the model, and the outputs and all state of the runs with each other. A difference from
-the model is shown with the fewest records that lead to it.
+the model is shown with the fewest records that lead to it. A random topology is named by its own seed, so that
+`--seed NAME --count 1 --records-seed SEED` runs it alone, with the records that it had among others.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ class Trial:
         self._merged = frozenset(output.sink.topic for output in plan(self._pipeline).job.change_sinks)
         """The topics that get only the last update of each key in a batch."""
 
-    def problems(self) -> Iterator[tuple[Topology, str]]:
-        """How results differ from the model's, and between runs."""
+    def problems(self) -> Iterator[tuple[Topology | None, str]]:
+        """How results differ from the model's, and between runs. None for a difference that any topology may have."""
         chance = random.Random(len(self.inputs))
         ends = sorted(chance.sample(range(1, len(self.inputs)), min(MOST_CUTS, len(self.inputs) - 1)))
         given = lines(self.inputs)
@@ -183,7 +184,7 @@ class Trial:
             whole = replays.whole(given)
             cut, problems = replays.cut(batches, chance)
             for problem in problems:
-                yield self.topologies[0], problem
+                yield None, problem
             for number, topology in enumerate(self.topologies):
                 prefix = f"t{number}"
                 if self.partitions == 1 and (found := _from_model(topology, prefix, whole, self.inputs)):
@@ -193,7 +194,7 @@ class Trial:
                     between = _between(topology, prefix, whole, cut, self._merged)
                     yield from ((topology, problem) for problem in between)
         if whole.state != cut.state:
-            yield self.topologies[0], f"state: {whole.state} after one batch, {cut.state} after several"
+            yield None, f"state: {whole.state} after one batch, {cut.state} after several"
 
     def _minimised(self, topology: Topology, prefix: str, replays: Replays) -> str:
         """The difference from the model for few records."""
@@ -303,16 +304,19 @@ def _fewest(inputs: Sequence[Input], fails: Callable[[Sequence[Input]], bool]) -
 def try_all(
     topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1
 ) -> Iterator[tuple[Topology, str]]:
-    """The topologies that fail, each with a reason. After an error, each half is tried."""
+    """The topologies that fail, each with a reason. After an error of any of them, each half is tried."""
     try:
-        yield from list(Trial(topologies, inputs, partitions).problems())
+        problems = [*Trial(topologies, inputs, partitions).problems()]
     except Exception as error:  # an error of one topology must not stop the others
-        if len(topologies) == 1:
-            yield topologies[0], f"{type(error).__name__}: {error}"
-            return
+        problems = [(None, f"{type(error).__name__}: {error}")]
+    of_any = [problem for topology, problem in problems if topology is None]
+    if of_any and len(topologies) > 1:
         half = len(topologies) // 2
         found = [one for some in (topologies[:half], topologies[half:]) for one in try_all(some, inputs, partitions)]
-        yield from found or [(topologies[0], f"only together with others: {type(error).__name__}: {error}")]
+        yield from found or [(topologies[0], f"only together with others: {of_any[0]}")]
+        return
+    for topology, problem in problems:
+        yield topology or topologies[0], problem
 
 
 def main(arguments: list[str]) -> int:
@@ -326,6 +330,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", default="", help="only the chain of this name")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--records", type=int, default=60)
+    parser.add_argument("--records-seed", default="", help="of the records; a difference is printed with its own")
     parser.add_argument("--tables", action="store_true", help="random topologies of tables only, mostly of one topic's")
     parser.add_argument("--operators", type=int, default=12, help="at most so many in a random topology")
     parser.add_argument("--together", type=int, default=0, help="topologies in one pipeline")
@@ -356,11 +361,12 @@ def main(arguments: list[str]) -> int:
     failed: dict[str, str] = {}
     done = 0
     for some in _shared(topologies, together):
-        chance = random.Random(f"{given.seed} {done}")
+        records_seed = given.records_seed or f"{given.seed} {done}"
+        chance = random.Random(records_seed)
         partitions = 1 if given.pairs or given.triples or given.only else chance.choice((1, 1, 1, 2, 4))
         for topology, problem in try_all(some, [*records(chance, given.records, partitions)], partitions):
             if topology.name not in failed:
-                print(f"{topology.name}: {problem[:2000]}", flush=True)
+                print(f"{topology.name}, with --records-seed {records_seed!r}: {problem[:2000]}", flush=True)
             failed.setdefault(topology.name, problem)
         done += len(some)
         print(f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
