@@ -26,7 +26,7 @@ from sluice.values.utc_times import utc_datetime
 
 _READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are
-returned."""
+returned. Also how long a search waits for a silent broker, because somebody waits for its result."""
 _MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
 _UNKNOWN = "unknown"
@@ -226,9 +226,12 @@ def chosen_letters(
     pipeline: str,
     chosen: DeadLetterFilter,
 ) -> Iterator[DeadLetter]:
-    """The dead letters that a filter selects, in the order of each partition."""
+    """The dead letters that a filter selects, in the order of each partition.
+
+    Raises BrokersUnreachable if no records arrive for `_READ_SECONDS`.
+    """
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
-    for message in read_topic(kafka, topic_of(pipeline), since):
+    for message in read_topic(kafka, topic_of(pipeline), since, longest_silence_s=_READ_SECONDS):
         letter = DeadLetter.of(message)
         if chosen.matches(letter):
             yield letter
@@ -241,12 +244,12 @@ def redrive_markers(
 ) -> dict[tuple[int, int], Marker]:
     """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`.
+    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
     markers: dict[tuple[int, int], Marker] = {}
-    for message in read_topic(kafka, markers_of(pipeline)):
+    for message in read_topic(kafka, markers_of(pipeline), longest_silence_s=_READ_SECONDS):
         try:
             of_topic, partition, offset = (as_bytes(message.key()) or b"").decode().rsplit("/", 2)
             marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)

@@ -85,6 +85,7 @@ class RangeReader:
 
     `settings` are more settings of the consumer; those of the connection take precedence. If the topic no longer has
     the records of a range, the range is an error, or, with `skips_lost`, has only the records that are left.
+    `longest_silence_s`: how long the reader waits for records; `LONGEST_SILENCE_S` by default.
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class RangeReader:
         settings: Mapping[str, str | int | bool] | None = None,
         *,
         skips_lost: bool = False,
+        longest_silence_s: float | None = None,
     ) -> None:
         self.unread: set[Partition] = set()
         """The partitions of the last call of `read` whose ranges have not been read completely."""
         self._kafka = kafka
         self._skips_lost = skips_lost
+        self._longest_silence_s = LONGEST_SILENCE_S if longest_silence_s is None else longest_silence_s
         self._ranges: dict[Partition, Range] = {}
         self._left: set[Partition] = set()
         """The partitions whose ranges are not read any further."""
@@ -130,7 +133,7 @@ class RangeReader:
     def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
         """The records of ranges of different partitions, all of which are read at the same time.
 
-        Raises BrokersUnreachable if no records arrive for `LONGEST_SILENCE_S`, and EngineError if records of a range
+        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if records of a range
         are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
@@ -162,7 +165,7 @@ class RangeReader:
             for message in others:
                 is_assigned &= self._handle(message)
             silence_s = time.monotonic() - self._answered_s
-            is_long = silence_s > LONGEST_SILENCE_S
+            is_long = silence_s > self._longest_silence_s
             # If a broker is reachable, it knows why no records arrive.
             if not self._reason and (is_long or (silence_s > _QUESTION_S and not self._has_asked)):
                 self._has_asked = True
@@ -289,7 +292,8 @@ class RangeReader:
         topic, partition = min(self._wanted)
         cause = unreachable(self._kafka, self._reason or "the client reports no error")
         return BrokersUnreachable(
-            f"No record of {topic}, partition {partition}, has arrived for {LONGEST_SILENCE_S:.0f} s. {cause.detail}",
+            f"No record of {topic}, partition {partition}, has arrived for {self._longest_silence_s:.0f} s. "
+            f"{cause.detail}",
             next_step=cause.next_step,
         )
 

@@ -182,13 +182,16 @@ def read_topic(
     kafka: Mapping[str, str],
     topic: str,
     since_ms: int | None = None,
+    *,
+    longest_silence_s: float | None = None,
 ) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, in the order of each partition.
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later timestamp.
-    Raises BrokersUnreachable if no broker answers, and EngineError if the topic cannot be read.
+    Raises BrokersUnreachable if no broker answers, or no records arrive for `longest_silence_s` (see `RangeReader`),
+    and EngineError if the topic cannot be read.
     """
-    with RangeReader(kafka, skips_lost=True) as reader:
+    with RangeReader(kafka, skips_lost=True, longest_silence_s=longest_silence_s) as reader:
         with broker_errors(kafka):
             metadata = reader.consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
             if metadata.error is not None:

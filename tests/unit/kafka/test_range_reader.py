@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice.errors import BrokersUnreachable, EngineError
-from sluice.kafka import range_reader
+from sluice.kafka import dead_letter_topic, range_reader
+from sluice.kafka.dead_letter_topic import DeadLetterFilter, chosen_letters
 from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.topics import read_topic, records_at
 from sluice.values.record_places import Range
@@ -94,12 +95,37 @@ def test_a_partition_that_no_broker_knows_is_an_error(cluster: Kafka, monkeypatc
         list(reader.read([Range("numbers", 9, 0, 1)]))
 
 
-def test_silence_is_an_error_that_names_the_partition_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "LONGEST_SILENCE_S", 0.3)
+def test_silence_is_an_error_that_names_the_partition_and_the_reason() -> None:
     address = f"127.0.0.1:{free_port()}"
     silent = rf"No record of sales, partition 3, has arrived for 0 s\. Kafka at {address} .* Connection refused\. Check"
-    with RangeReader({"bootstrap.servers": address}) as reader, pytest.raises(BrokersUnreachable, match=silent):
+    with (
+        RangeReader({"bootstrap.servers": address}, longest_silence_s=0.3) as reader,
+        pytest.raises(BrokersUnreachable, match=silent),
+    ):
         list(reader.read([Range("sales", 3, 10, 20)]))
+
+
+def test_a_search_through_dead_letters_does_not_wait_long_for_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter_topic, "_READ_SECONDS", 1.0)
+    settings = {"bootstrap.servers": "unused", "test.mock.num.brokers": "1", "log_level": 0, "batch.num.messages": 100}
+    producer = Producer(settings)
+    for _ in range(20_000):
+        producer.produce("sales_dead_letters", b"x", partition=0)
+    assert producer.flush(20) == 0
+    (broker,) = producer.list_topics(timeout=20).brokers.values()
+    # The client must not have fetched all records before the broker falls silent.
+    kafka = {
+        "bootstrap.servers": f"{broker.host}:{broker.port}", "log_level": "0",
+        "queued.min.messages": "1", "queued.max.messages.kbytes": "1", "max.partition.fetch.bytes": "1000",
+    }  # fmt: skip
+    letters = chosen_letters(kafka, "sales", DeadLetterFilter())
+    assert next(letters).offset == 0
+    # The stand-in for a broker ends with this client.
+    del producer
+    with pytest.raises(
+        BrokersUnreachable, match=r"No record of sales_dead_letters, partition 0, has arrived for 1 s\."
+    ):
+        list(letters)
 
 
 def test_a_client_that_fetches_records_which_nobody_may_see_is_not_silent() -> None:
