@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.read_ahead import ReadAhead
 from sluice.errors import EngineError, LeaseError
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names
+from tests.engine.shop import Build, Names
 
 START_MS = 1_670_000_000_000
 
@@ -195,11 +196,28 @@ def test_tasks_that_read_from_other_stream_times_than_the_ledgers_read_again(
     assert [seen.times(number) for number in range(4)] == [1, 1, 2, 2]
 
 
-def test_tasks_that_write_at_least_once_do_not_read_ahead(
-    start: Start, seen: Seen, before_sending: dict[int, Callable[[], None]]
+def counted_by_count(seen: Seen) -> Callable[[Names], Pipeline]:
+    """Writes every click, and counts the keys with each number of clicks, for which rows are shuffled twice."""
+
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline()
+        clicks = pipeline.stream(names("clicks"), value=Serde(Click, decode=seen))
+        clicks.to(names("copies"))
+        numbers = clicks.group_by_key().aggregate(int, lambda number, _: number + 1, store="numbers", returns=int)
+        numbers.group_by("value").count(store="keys")
+        return pipeline
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "build", [partial(counted, delivery="at_least_once"), counted_by_count], ids=["records", "states"]
+)
+def test_tasks_that_write_do_not_read_ahead(
+    start: Start, seen: Seen, before_sending: dict[int, Callable[[], None]], build: Callable[[Seen], Build]
 ) -> None:
-    """They would write the next batch's records before the driver has written those of its batch."""
-    running = start(counted(seen, delivery="at_least_once"))
+    """They would write the records or the states of the next batch before the driver has written those of its batch."""
+    running = start(build(seen))
     running.send("clicks", *(click(number) for number in range(4)))
     ahead: list[int] = []
 

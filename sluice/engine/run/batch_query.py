@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from concurrent.futures import Future
 from tempfile import TemporaryDirectory
-from threading import Event
 from types import TracebackType
 from typing import Self
 
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart, tell_tasks
-from sluice.engine.run.streaming_query import JobQuery
+from sluice.engine.run.streaming_query import JobQuery, Sink
 
 
 class BatchQuery:
@@ -21,37 +20,28 @@ class BatchQuery:
     function of `foreachBatch`. This function waits for `finish` before it has the rest computed, and publishes it.
     """
 
-    def __init__(self, query: JobQuery, start: BatchStart, publish: Callable[[DataFrame, int], None]) -> None:
+    def __init__(self, query: JobQuery, start: BatchStart, publish: Sink) -> None:
         self.start = start
         """What the tasks know of the batch."""
         self._job_query = query
-        self._publish = publish
-        self._is_stopped = False
-        self._may_go_on = Event()
+        self._may_be_published: Future[bool] = Future()
         # The ledger says which batches are published, so Spark needs no earlier checkpoint.
         self._checkpoint = TemporaryDirectory(prefix="sluice-checkpoint-")
         # Tell the tasks before the query starts: they may run before Spark calls the function.
         tell_tasks(query.spark.sparkContext, start)
         # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
         location = f"file://{self._checkpoint.name}"
-        self._query = query.start_batch(start.number, self._publish_in_turn, location)
+        self._query = query.start_batch(start.number, _in_turn(self._may_be_published, publish, start.number), location)
 
     def finish(self) -> None:
         """Publish the batch, and wait until the query has ended. Raises the query's error, if any."""
-        self._may_go_on.set()
+        self._may_be_published.set_result(True)
         self._query.awaitTermination()
-
-    def _publish_in_turn(self, written: DataFrame, _: int) -> None:
-        # A query with a new checkpoint calls its batch 0, but the start has the batch's number.
-        self._may_go_on.wait()
-        if not self._is_stopped:
-            self._publish(written, self.start.number)
 
     def stop(self) -> None:
         """Stop the query. If `finish` was not called, nothing of the batch is written. Has no effect after the end."""
-        if not self._may_go_on.is_set():
-            self._is_stopped = True
-            self._may_go_on.set()
+        if not self._may_be_published.done():
+            self._may_be_published.set_result(False)
             self._query.stop()
         self._job_query.close_idle_callbacks()
         self._checkpoint.cleanup()
@@ -66,3 +56,18 @@ class BatchQuery:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _in_turn(may_be_published: Future[bool], publish: Sink, number: int) -> Sink:
+    """The function that Spark calls with the batch. It waits until it is known whether the batch may be published.
+
+    It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery` keeps the query.
+    Neither Python nor the JVM can free a cycle that goes through both.
+    """
+
+    def publish_in_turn(written: DataFrame, _: int) -> None:
+        # A query with a new checkpoint calls its batch 0, so the batch's number is passed on.
+        if may_be_published.result():
+            publish(written, number)
+
+    return publish_in_turn
