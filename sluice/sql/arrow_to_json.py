@@ -4,54 +4,97 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.sql.arrow_values import bytes_of
 from sluice.sql.types import PLAIN_SCALE
 from sluice.values.json_text import ESCAPES
 
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
-_NOT_PLAIN = '["\\\\\x00-\x1f]'
-"""Characters that JSON escapes in a string."""
+_FIRST_PLAIN = 32
+"""JSON escapes characters with a smaller number in strings."""
+_Part: TypeAlias = Any
+"""A part of the JSON of some values: an array with a text for each value, or a text that all of them have.
+
+Parts are joined only once, because each copy of many short texts takes time.
+"""
 
 
 def json_values(values: pa.Array) -> pa.Array:
     """The values as JSON; null is `null`."""
+    return _joined(_parts(values))
+
+
+def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
+    """Objects of these fields as JSON."""
+    return _joined(_parts_of_object(fields))
+
+
+def json_array(columns: Sequence[pa.Array]) -> pa.Array:
+    """For each row, an array of the row's values as JSON."""
+    parts: list[_Part] = []
+    for place, values in enumerate(columns):
+        parts += ["," if place else "[", *_parts(values)]
+    return _joined([*parts, "]"])
+
+
+def _parts(values: pa.Array) -> list[_Part]:
+    """The parts of the values' JSON."""
+    parts = _parts_of_present(values)
+    if not values.null_count:
+        return parts
+    return [pc.if_else(values.is_valid(), _joined(parts), "null")]
+
+
+def _parts_of_present(values: pa.Array) -> list[_Part]:
+    """The parts of the JSON of the values that are not null."""
     kind = values.type
     if pa.types.is_string(kind):
-        text = _quoted(values)
-    elif pa.types.is_timestamp(kind):
-        text = pc.binary_join_element_wise('"', pc.strftime(values, _ISO), '"', "")
-    elif pa.types.is_date(kind):
-        text = pc.binary_join_element_wise('"', values.cast(pa.string()), '"', "")
-    elif pa.types.is_struct(kind):
-        fields = {kind.field(place).name: pc.struct_field(values, [place]) for place in range(kind.num_fields)}
-        text = pc.if_else(values.is_valid(), json_object(fields), pa.scalar(None, pa.string()))
-    elif pa.types.is_list(kind):
-        text = _json_list(values)
-    elif pa.types.is_map(kind):
-        text = _json_map(values)
-    elif pa.types.is_binary(kind):
+        return ['"', _escaped(values), '"']
+    if pa.types.is_timestamp(kind):
+        return ['"', pc.strftime(values, _ISO), '"']
+    if pa.types.is_date(kind):
+        return ['"', values.cast(pa.string()), '"']
+    if pa.types.is_struct(kind):
+        return _parts_of_object(dict(zip((field.name for field in kind), values.flatten(), strict=True)))
+    if pa.types.is_list(kind):
+        return ["[", _joined_elements(values, json_values(values.flatten())), "]"]
+    if pa.types.is_map(kind):
+        return ["{", _entries(values), "}"]
+    if pa.types.is_binary(kind):
         coded = [None if value is None else b64encode(value).decode() for value in values.to_pylist()]
-        text = _quoted(pa.array(coded, pa.string()))
-    elif pa.types.is_floating(kind):
-        text = pa.array(
-            [None if value is None else java_text(value) for value in values.to_pylist()],
-            pa.string(),
-        )
-    elif pa.types.is_decimal(kind) and kind.scale > PLAIN_SCALE:
-        text = pa.array(
-            [None if value is None else str(value) for value in values.to_pylist()],
-            pa.string(),
-        )
-    else:
-        text = values.cast(pa.string())
-    return pc.fill_null(text, "null")
+        return ['"', pa.array(coded, pa.string()), '"']
+    if pa.types.is_floating(kind):
+        texts = [None if value is None else java_text(value) for value in values.to_pylist()]
+        return [pa.array(texts, pa.string())]
+    if pa.types.is_decimal(kind) and kind.scale > PLAIN_SCALE:
+        texts = [None if value is None else str(value) for value in values.to_pylist()]
+        return [pa.array(texts, pa.string())]
+    return [values.cast(pa.string())]
+
+
+def _parts_of_object(fields: Mapping[str, pa.Array]) -> list[_Part]:
+    parts: list[_Part] = []
+    for place, (name, values) in enumerate(fields.items()):
+        parts += [f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:", *_parts(values)]
+    return [*parts, "}"]
+
+
+def _joined(parts: Sequence[_Part]) -> pa.Array:
+    """The parts of each value's JSON as one text. At least one of the parts is an array."""
+    joined: list[_Part] = []
+    for part in parts:
+        if joined and isinstance(part, str) and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return pc.binary_join_element_wise(*joined, "") if len(joined) > 1 else joined[0]
 
 
 def java_text(number: float) -> str:
@@ -67,48 +110,27 @@ def java_text(number: float) -> str:
     return f"{'-' * sign}{mantissa[0]}.{mantissa[1:]}E{power}"
 
 
-def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
-    """Objects of these fields as JSON."""
-    parts: list[Any] = []
-    for place, (name, values) in enumerate(fields.items()):
-        parts += [
-            f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:",
-            json_values(values),
-        ]
-    return pc.binary_join_element_wise(*parts, "}", "")
-
-
-def _json_list(values: pa.Array) -> pa.Array:
-    return _joined(values, json_values(values.flatten()), "[", "]")
-
-
-def _json_map(values: pa.Array) -> pa.Array:
-    pair = pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])
-    lists = values.cast(pa.list_(pair))
+def _entries(maps: pa.Array) -> pa.Array:
+    """The JSON of the entries of each map, without the braces."""
+    pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
+    lists = maps.cast(pa.list_(pair))
     names, items = lists.flatten().flatten()
-    return _joined(
-        lists,
-        pc.binary_join_element_wise(_quoted(names), json_values(items), ":"),
-        "{",
-        "}",
-    )
+    return _joined_elements(lists, _joined(['"', _escaped(names), '":', *_parts(items)]))
 
 
-def _joined(lists: pa.Array, elements: pa.Array, begin: str, end: str) -> pa.Array:
-    """The JSON of lists; `elements` is the JSON of their elements, one after the other."""
+def _joined_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
+    """The JSON of the elements of each list, without the brackets. `elements` is the JSON of all elements."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     texts = pa.ListArray.from_arrays(pa.array(offsets), elements)
-    text = pc.binary_join_element_wise(begin, pc.binary_join(texts, ","), end, "")
-    return pc.if_else(lists.is_valid(), text, pa.scalar(None, pa.string()))
+    return pc.binary_join(texts, ",")
 
 
-def _quoted(texts: pa.Array) -> pa.Array:
-    special = pc.match_substring_regex(texts, _NOT_PLAIN)
+def _escaped(texts: pa.Array) -> pa.Array:
     # Python, which is slower, escapes the texts only if one of them has a special character.
-    if pc.any(special).as_py():
-        texts = pa.array(
-            [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()],
-            pa.string(),
-        )
-    return pc.binary_join_element_wise('"', texts, '"', "")
+    characters = bytes_of(texts)
+    is_special = (characters < _FIRST_PLAIN) | (characters == ord('"')) | (characters == ord("\\"))
+    if not is_special.any():
+        return texts
+    escaped = [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()]
+    return pa.array(escaped, pa.string())

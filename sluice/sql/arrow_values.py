@@ -81,3 +81,13 @@ def map_rows(
 def ignore_failures(result: Result) -> Result:
     """The result of a `try_` function: null where the function without `try_` fails."""
     return Result(result.values)
+
+
+def bytes_of(texts: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes of all texts, one after the other. There may also be bytes in the place of nulls."""
+    _, ends, data = texts.buffers()
+    if data is None or not len(texts):
+        return np.empty(0, np.uint8)
+    # The texts may be a slice of a larger array.
+    begin, end = np.frombuffer(ends, np.int32)[[texts.offset, texts.offset + len(texts)]].tolist()
+    return np.frombuffer(data, np.uint8)[begin:end]

@@ -54,6 +54,10 @@ _OUTCOMES = (
 )  # fmt: skip
 
 
+_OF_EVERY_RECORD = ("_source", "_partition", "_offset", "_time", "_sequence", RAW)
+"""The columns, besides key and value, from which output records are made. A batch may lack some of them."""
+
+
 @dataclass
 class PartitionResults:
     """The counts and records that a task has collected for one partition of a batch so far."""
@@ -205,7 +209,8 @@ class RecordSinks:
             passed = boolean_mask(batch.column(sink.passed))
             applied |= passed
             if passed.any():
-                chosen = batch.filter(pa.array(passed))
+                names = [name for name in batch.schema.names if name in (sink.key, sink.value, *_OF_EVERY_RECORD)]
+                chosen = batch.select(names).filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
                 # Appended rows have no key. Their positions tell whether a

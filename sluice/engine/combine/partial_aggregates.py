@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from sluice.errors import EngineError
 from sluice.plan import Combinable, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
-from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.types import PLAIN_SCALE
 from sluice.values.sql_types import canonical, precision_and_scale
@@ -96,16 +95,12 @@ class PartialAggregates:
             columns[part.column] = total.cast(part.type)
         return pa.table(columns).combine_chunks()
 
-    def json(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """The values of the stores in combined rows, as JSON."""
+    def store_values(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """The value of each store in combined rows."""
         values: list[pa.Array] = []
         for fields, scalar in zip(self.values, self.scalar, strict=True):
-            columns = {name: rows.column(part.column) for name, part in fields}
-            if scalar:
-                (column,) = columns.values()
-                values.append(json_values(column))
-            else:
-                values.append(json_object(columns))
+            columns = [rows.column(part.column) for _, part in fields]
+            values.append(columns[0] if scalar else pa.StructArray.from_arrays(columns, [name for name, _ in fields]))
         return values
 
 

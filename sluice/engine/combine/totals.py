@@ -16,13 +16,12 @@ from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.combine.partial_aggregates import WINDOWED, PartialAggregates
 from sluice.plan import Job, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
-from sluice.sql.arrow_to_json import json_values
+from sluice.sql.arrow_to_json import json_array
 from sluice.values.sql_types import compact, struct_type
 
 _FLUSH_RECORDS = 500_000
@@ -49,13 +48,11 @@ class Totals:
         """The state rows of a group's windowed records."""
         aggregates = self.groups[group]
         for batch in aggregates.combine(pa.Table.from_batches(records)).to_batches():
-            values = aggregates.json(batch)
+            values = aggregates.store_values(batch)
             if group in self.timed:
-                values.append(json_values(batch.column("time")))
+                values.append(batch.column("time"))
             columns = {name: batch.column(name) for name in WINDOWED}
-            array = pc.binary_join_element_wise(*values, ",")
-            value = pc.binary_join_element_wise("[", array, "]", "")
-            yield rows(batch.num_rows, columns | {"target": group, "value": value})
+            yield rows(batch.num_rows, columns | {"target": group, "value": json_array(values)})
 
     def combine(self, group: int, first: str, second: str) -> str:
         """The combined value of two values of a group."""

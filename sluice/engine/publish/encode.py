@@ -22,6 +22,7 @@ from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
+from sluice.sql.arrow_values import bytes_of
 from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
@@ -95,12 +96,7 @@ def _may_contain_json_text(values: pa.StringArray) -> bool:
 
     The bytes of all values are searched at once, because a search of each value takes several times as long.
     """
-    _, ends, text = values.buffers()
-    if text is None or not len(values):
-        return False
-    # The values may be a slice of a larger array.
-    begin, end = np.frombuffer(ends, np.int32)[[values.offset, values.offset + len(values)]].tolist()
-    return _JSON_TEXT.search(text, begin, end) is not None
+    return _JSON_TEXT.search(bytes_of(values).data) is not None
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:

@@ -8,6 +8,8 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import (
@@ -213,3 +215,11 @@ def test_a_test_writes_the_numbers_of_a_value() -> None:
     assert written == {"first": {"type": "visit", "at": AT_MS}, "visits": [{"type": "view", "at": AT}], "by": AT}
     view = View(1)
     assert as_produced(view, View) is view
+
+
+@given(st.lists(st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)) | st.none()))
+def test_the_times_of_records_are_rounded_down_to_milliseconds(times: list[datetime | None]) -> None:
+    record_times = pa.array(times, pa.timestamp("us", "UTC"))
+    microseconds = record_times.cast(pa.int64()).to_pylist()
+    expected = [None if number is None else number // 1_000 for number in microseconds]
+    assert decoder(View).columns.event_times([None] * len(times), record_times, CLOCK).to_pylist() == expected
