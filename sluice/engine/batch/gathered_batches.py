@@ -19,3 +19,9 @@ def gathered(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int)
             waiting, rows, size = [], 0, 0
     if waiting:
         yield waiting
+
+
+def combined(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in record batches of about so many rows or bytes. A record batch of this size is not copied."""
+    for gathered_batches in gathered(batches, most_rows, most_bytes):
+        yield gathered_batches[0] if len(gathered_batches) == 1 else pa.concat_batches(gathered_batches)

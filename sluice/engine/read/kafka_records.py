@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from sluice.engine.batch.batch_start import this_batch
-from sluice.engine.batch.gathered_batches import gathered
+from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.read.timestamps import timestamps_of
 from sluice.kafka.range_reader import RangeReader, Records
 from sluice.kafka.topics import headers_of
@@ -34,8 +34,9 @@ _SETTINGS = {
     "queued.max.messages.kbytes": 4_096,
     "max.partition.fetch.bytes": 1_048_576,
 }
-_MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
-"""About how many rows and bytes a record batch has. The later steps take some time for each record batch."""
+_MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
+"""About how many rows and bytes a record batch has. The reader returns few messages at once, and decoding takes some
+time for each record batch."""
 _FILES = ("ssl.ca", "ssl.certificate", "ssl.key")
 
 
@@ -68,12 +69,7 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
         return
     with RangeReader(kafka, _SETTINGS) as reader:
         for part in ranges:
-            yield from _combined(map(_record_batch, reader.read([part])))
-
-
-def _combined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger record batches. The reader returns few messages at once."""
-    return map(pa.concat_batches, gathered(batches, _MOST_ROWS, _MOST_BYTES))
+            yield from combined(map(_record_batch, reader.read([part])), _MOST_ROWS, _MOST_BYTES)
 
 
 def _record_batch(records: Records) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
+from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import (
     BatchStats,
@@ -32,6 +34,8 @@ from sluice.sql.arrow_types import arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
 
 SKIPPED = "skipped"
+_MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
+"""About how many rows and bytes a batch of decoded rows has. The later steps take some time for each batch."""
 _EXTRA = {
     "_null": "BOOLEAN",
     "_sequence": "BIGINT",
@@ -197,6 +201,12 @@ class StreamReader(Reader):
         extra = tuple(name for name, needed in is_needed.items() if needed)
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
         return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decoded = (rows for rows in super().__call__(batches) if rows.num_rows)
+        # Only the rows' columns are copied, not the records, which are several times as large.
+        for _, of_partition in groupby(decoded, _partition_of):
+            yield from combined(of_partition, _MOST_ROWS, _MOST_BYTES)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -414,6 +424,11 @@ class StreamReader(Reader):
         except (pa.ArrowException, OverflowError, ValueError) as error:
             return "out_of_range", str(error).splitlines()[0]
         return next(iter(invalid_times(decoder, columns["_time"], clock)), None)
+
+
+def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
+    """Source and partition of rows of the same partition."""
+    return rows.column("_source")[0].as_py(), rows.column("_partition")[0].as_py()
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:

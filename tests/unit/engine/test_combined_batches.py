@@ -1,14 +1,13 @@
-"""The record batches in which a task gets the records of a partition."""
+"""Small record batches are combined before the steps that take some time for each record batch."""
 
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.read import kafka_records
-from sluice.engine.read.kafka_records import RECORDS, _combined
+from sluice.engine.batch.gathered_batches import combined
+from sluice.engine.read.kafka_records import RECORDS
 
 
 def batch(begin: int, count: int) -> pa.RecordBatch:
@@ -26,12 +25,9 @@ def test_combined_batches_have_the_same_rows_and_no_more_than_needed(
     counts: list[int], most_rows: int, most_bytes: int
 ) -> None:
     batches = [batch(sum(counts[:number]), count) for number, count in enumerate(counts)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_records, "_MOST_ROWS", most_rows)
-        patch.setattr(kafka_records, "_MOST_BYTES", most_bytes)
-        combined = list(_combined(iter(batches)))
-    assert pa.Table.from_batches(combined, RECORDS).equals(pa.Table.from_batches(batches, RECORDS))
+    made = list(combined(batches, most_rows, most_bytes))
+    assert pa.Table.from_batches(made, RECORDS).equals(pa.Table.from_batches(batches, RECORDS))
     # The last small batch of a batch fills it. Together, the small batches have a few more bytes.
-    assert all(part.num_rows < most_rows + 9 for part in combined)
-    for part in combined[:-1]:
+    assert all(part.num_rows < most_rows + 9 for part in made)
+    for part in made[:-1]:
         assert part.num_rows >= most_rows or part.nbytes >= most_bytes - 64 * len(batches)

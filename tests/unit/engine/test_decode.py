@@ -588,8 +588,19 @@ class Reading:
         times: list[datetime] | None = None,
         partition: int = 3,
     ) -> list[Any]:
+        batch = self.records(*values, keys=keys, headers=headers, times=times, partition=partition)
+        return [row for made in self.reader(iter([batch])) for row in made.to_pylist()]
+
+    @staticmethod
+    def records(
+        *values: bytes | None,
+        keys: list[bytes | None] | None = None,
+        headers: str | None = None,
+        times: list[datetime] | None = None,
+        partition: int = 3,
+    ) -> pa.RecordBatch:
         count = len(values)
-        batch = pa.RecordBatch.from_pydict({
+        return pa.RecordBatch.from_pydict({
             "topic": ["orders"] * count,
             "partition": pa.array([partition] * count, pa.int32()),
             "offset": pa.array(range(100, 100 + count), pa.int64()),
@@ -598,7 +609,6 @@ class Reading:
             "value": pa.array(values, pa.binary()),
             "headers": pa.array([headers] * count, pa.string()),
         })  # fmt: skip
-        return [row for made in self.reader(iter([batch])) for row in made.to_pylist()]
 
     @property
     def collected(self) -> Collected:
@@ -621,6 +631,24 @@ class Reading:
 @pytest.fixture
 def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
     return Reading(tmp_path, monkeypatch)
+
+
+def test_the_later_steps_get_the_rows_of_a_partition_together(reading: Reading) -> None:
+    """They take some time for each batch of rows. Rows of two partitions would have to be divided again."""
+    reading.stream()
+    read = [
+        reading.records(GOOD, keys=[b"a"]),
+        reading.records(b"{"),
+        reading.records(GOOD, GOOD, keys=[b"b", b"c"]),
+        reading.records(GOOD, keys=[b"d"], partition=4),
+        reading.records(b"{", partition=4),
+    ]
+    made = [
+        (batch.column("_partition").to_pylist(), batch.column("_key").to_pylist())
+        for batch in reading.reader(iter(read))
+    ]
+    assert made == [([3, 3, 3], ["a", "b", "c"]), ([4], ["d"])]
+    assert reading.counts == {"read": 6, "dead_letter/malformed": 2}
 
 
 def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> None:
