@@ -185,14 +185,16 @@ class ReportAdvances:
         has_key = boolean_mask(rows.column("has_key"))
         has_value = boolean_mask(rows.column("has_value"))
         is_old = boolean_mask(rows.column("old"))
-        # A table's change advances stream time once. Its old value directly precedes its new value
-        # and has the same time, so an old value that the next row replaces is left out. A deleted
-        # row has only the old value.
-        complete = ~replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)
+        complete = np.ones(len(rows), np.bool_)
         if edge.requires_key:
             complete &= has_key
         if edge.requires_value:
             complete &= has_value
+        # A table's change advances stream time once. Its old value directly precedes its new value
+        # and has the same time, so an old value is left out if the next row replaces it, and advances
+        # stream time itself. A deleted row has only the old value, and the new value may have no key.
+        is_replaced = replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)
+        complete &= ~(is_replaced & np.append(complete[1:], False))
         # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
         # filter. So a tombstone advances stream time only if it replaces a value.
         if isinstance(operator.action, Suppress) and operator.action.filtered:
