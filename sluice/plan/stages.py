@@ -422,14 +422,27 @@ class StagePlanner:
             case _:
                 reads_store = False
         if reads_store:
-            # The node reads the table's store. In Kafka Streams, the store is updated before the
-            # change goes to any step after the table. So the row comes first, with an empty path.
-            return replace(scope, path=())
+            return replace(scope, path=self._path_into_store(scope, parent))
         # An edge into the node's own store is not counted as a branch.
         if parent is node:
             return scope
         number = side - COGROUPED if isinstance(node, nodes.Cogroup) else side
         return self.scopes.for_branch(scope, parent, node, number)
+
+    def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
+        """The path of rows that a node reads from a table's store. `scope`: after the table.
+
+        In Kafka Streams, the store is updated before the change goes to any step after the table, but after the steps
+        that were declared before the store.
+        """
+        while nodes.computes_rows(table):
+            (table,) = nodes.parents(table)
+        if isinstance(table, nodes.ToTable):
+            records = self.scopes.for_branch(self.scopes.after(table.parent), table.parent, table)
+            # If an operator stores the rows, their paths begin with the operator's results.
+            if records.stage == scope.stage:
+                return records.path
+        return ()
 
     def _with_condition(self, edge: Edge) -> Edge:
         passed = self.columns.row_condition(self._edge_scopes[edge.column])

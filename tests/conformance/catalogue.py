@@ -305,6 +305,8 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         raise Unfit("the other side may have a row that has been deleted")
     if not (left.can_be_looked_up and right.can_be_looked_up):
         raise Unfit("Kafka Streams would join with an old row that was never sent")
+    if _is_joined_from_same_records(left, right):
+        raise Unfit("Kafka Streams would compute the joined row before Sluice's join of the tables has changed it")
     if _change_one_by_one(left, right):
         raise Unfit("Kafka Streams would join a row with a row that has not been computed yet")
     if "fk" in about and not left.subtracts:
@@ -321,6 +323,12 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
         deletes=not ((is_shared and how == "inner") or left.hides_deletions or right.hides_deletions),
         hides_deletions=False, is_joined=True,
     )  # fmt: skip
+
+
+def _is_joined_from_same_records(stream: Values, table: Values) -> bool:
+    """Whether a stream looks up rows of a join of tables, which the stream's own records may change."""
+    is_lookup = stream.kind == "stream" and table.kind == "table"
+    return is_lookup and table.is_joined and stream.id not in SOURCES and bool(stream.origins & table.origins)
 
 
 def _change_one_by_one(left: Values, right: Values) -> bool:

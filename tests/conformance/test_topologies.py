@@ -63,7 +63,27 @@ def _suppresses_twice(nodes: Nodes) -> Values:
     return limit.after(nodes, limit.after(nodes, STEPS["table map"].after(nodes, nodes.sources["t"])))
 
 
-def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
+def _groups_by_null(nodes: Nodes) -> Values:
+    """A row leaves its group for none, which advances the stream time of the suppress step."""
+    groups = STEPS["table aggregate by text"].after(nodes, nodes.sources["t"])
+    return STEPS["table suppress until a limit"].after(nodes, groups)
+
+
+def _joins_earlier_rows(nodes: Nodes) -> Values:
+    """The stream was declared before the table of the same records, so it joins the row before each record."""
+    mapped = STEPS["stream map"].after(nodes, nodes.sources["l"])
+    return catalogue.join("left", nodes, mapped, STEPS["to_table"].after(nodes, nodes.sources["l"]))
+
+
+def _joins_earlier_rows_when_time_goes_on(nodes: Nodes) -> Values:
+    """A record lets the join of streams send an earlier record, before the record's row is in the table."""
+    stream, of_table = nodes.sources["r"], nodes.sources["l"]
+    looked_up = catalogue.join("left", nodes, of_table, nodes.sources["u"])
+    pairs = catalogue.join("outer", nodes, stream, looked_up, **catalogue.within(0, 4, 5))
+    return catalogue.join("left", nodes, pairs, STEPS["to_table"].after(nodes, of_table))
+
+
+def _given(topic: str, key: str, n: int | None, g: str | None, time: int) -> Input:
     """A record with the value `n`. Without a value, it deletes its key."""
     value = None if n is None else {"n": n, "g": g}
     return {"topic": topic, "key": key, "value": value, "ts": time, "partition": 0}
@@ -75,10 +95,13 @@ def _given(topic: str, key: str, n: int | None, g: str, time: int) -> Input:
         (_refers_to_its_own_rows, [_given("u", "a", 7, "a", 108), _given("u", "a", None, "", 136)]),
         (_refers_to_filtered_rows, [_given("u", "x", 4, "a", 86), _given("t", "a", 0, "", 108)]),
         (_filters_pairs, [_given("u", "", 7, "x", 5), _given("u", "", None, "", 84)]),
+        (_joins_earlier_rows, [_given("l", "x", 1, "", 1), _given("l", "x", 2, "", 2)]),
+        (_joins_earlier_rows_when_time_goes_on, [_given("r", "x", 8, "", 149), _given("l", "x", 7, "", 174)]),
+        (_groups_by_null, [_given("t", "x", 1, "", 114), _given("t", "x", -3, None, 157)]),
         (_suppresses_twice, [_given("t", "b", 8, "", 153), _given("t", "x", 3, "", 130)]),
     ],
 )
-def test_steps_of_tables_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
+def test_steps_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
     assert [problem for _, problem in Trial([topology], inputs).problems()] == []
