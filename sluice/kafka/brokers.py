@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -32,6 +33,11 @@ COMMITS_NOTHING: Mapping[str, str | bool] = {
 }
 """Settings of a run's consumers, which choose their offsets themselves and commit none. The client
 still requires the name of a group."""
+
+_SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key")
+"""The settings whose files the driver sends to executors."""
+_READ_BY_EXECUTORS = ("ssl.keystore.location", "ssl.crl.location")
+"""The settings whose files executors read themselves. The client takes no text in place of these files."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
@@ -85,16 +91,34 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
         raise unreachable(kafka, errors[-1] if errors else error.args[0].str()) from None
 
 
+def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
+    """The settings with the certificates' texts in place of their files, so that executors need no copies of the files.
+
+    A file that is missing stays a setting: the client's error names it. So do the files in `_READ_BY_EXECUTORS`.
+    """
+    settings = dict(kafka)
+    for name in _SENT_TO_EXECUTORS:
+        path = Path(settings.get(f"{name}.location", ""))
+        if path.is_file():
+            del settings[f"{name}.location"]
+            settings[f"{name}.pem"] = path.read_text()
+    return settings
+
+
 @contextmanager
 def configuration_errors() -> Iterator[None]:
     """Raise SettingsError if a client cannot be made in the block, because of an invalid setting."""
     try:
         yield
     except KafkaException as error:
-        raise SettingsError(
-            f"Kafka's settings are invalid: {sentence(error.args[0].str())}",
-            next_step="Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection.",
-        ) from None
+        reason = error.args[0].str()
+        next_step = "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
+        if any(name in reason for name in _READ_BY_EXECUTORS):
+            next_step += (
+                " Spark's executors read this file, too: copy it to the same path on each of their hosts. In place of "
+                "a keystore, you can set ssl.certificate.location and ssl.key.location: the driver sends their files."
+            )
+        raise SettingsError(f"Kafka's settings are invalid: {sentence(reason)}", next_step=next_step) from None
 
 
 @contextmanager

@@ -26,10 +26,10 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialUpsertion,
 )
 
-from sluice.engine.read.kafka_records import read_ranges, with_certificates
+from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka import range_reader
-from sluice.kafka.brokers import require_brokers
+from sluice.kafka.brokers import require_brokers, with_certificates
 from sluice.kafka.topics import read_topic, records_at
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.side_outputs import DirectOutput
 from sluice.engine.publish.encode import UNWRITTEN, accepted_records, encode_records
 from sluice.engine.publish.transaction import send_at_least_once
+from sluice.kafka.brokers import with_certificates
 from sluice.plan import Job, Sink
 
 AT_LEAST_ONCE = "at_least_once"
@@ -24,7 +25,7 @@ Records = list[tuple[str, pa.Table]]
 class AtLeastOnce:
     """Writes the records of some topics without a transaction, on the driver or in a task."""
 
-    kafka: dict[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     topics: frozenset[str]
     streams: dict[str, Sink]
     """Topic → sink, for the outputs that tasks write themselves: those that follow only stateless
@@ -54,7 +55,7 @@ class AtLeastOnce:
         if not topics:
             return None
         streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
-        return cls(kafka, frozenset(topics), streams, limits, job.pipeline.dead_letters)
+        return cls(with_certificates(kafka), frozenset(topics), streams, limits, job.pipeline.dead_letters)
 
     def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
         """Write a task's records for a topic in `streams`. For other topics, write nothing and return None."""

@@ -9,8 +9,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.read.kafka_records import KafkaRecords, with_certificates
+from sluice.engine.read.kafka_records import KafkaRecords
 from sluice.engine.read.reread_headers import Headers, headers_at
+from sluice.kafka.brokers import with_certificates
 from sluice.values.record_places import Place
 
 MOST_TASKS = 64

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -37,7 +36,6 @@ _SETTINGS = {
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
 """About how many rows and bytes a record batch has. The reader returns few messages at once, and decoding takes some
 time for each record batch."""
-_FILES = ("ssl.ca", "ssl.certificate", "ssl.key")
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,3 @@ def _record_batch(records: Records) -> pa.RecordBatch:
         pa.array(texts, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
-
-
-def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings with the certificates' texts in place of their files, so that executors need no copies of the files.
-
-    A file that cannot be read stays a setting: the client's error names it.
-    """
-    settings = dict(kafka)
-    for name in _FILES:
-        path = Path(settings.get(f"{name}.location", ""))
-        if path.is_file():
-            del settings[f"{name}.location"]
-            settings[f"{name}.pem"] = path.read_text()
-    return settings

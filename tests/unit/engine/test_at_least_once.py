@@ -21,3 +21,13 @@ def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:
     assert sent.streams.keys() == {"general_orders", "restaurant_orders"}
     # An executor on another machine cannot import the module by this name.
     assert b"sluice-pipeline:" not in cloudpickle.dumps(sent)  # type: ignore[no-untyped-call]
+
+
+def test_executors_do_not_need_the_files_of_certificates(tmp_path: Path) -> None:
+    job = plan(load_pipeline(PIPELINES, "orders")).job
+    (tmp_path / "key.pem").write_text("a secret key")
+    kafka = {"ssl.key.location": str(tmp_path / "key.pem"), "ssl.ca.location": str(tmp_path / "missing.pem")}
+    sent = AtLeastOnce.of(job, kafka, "at_least_once", {})
+    assert sent is not None
+    assert sent.kafka == {"ssl.key.pem": "a secret key", "ssl.ca.location": str(tmp_path / "missing.pem")}
+    assert "a secret key" not in repr(sent)

@@ -34,6 +34,19 @@ def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyP
         next(read_topic(kafka, "out"))
 
 
+@pytest.mark.parametrize("name", ["ssl.keystore.location", "ssl.crl.location"])
+def test_a_missing_file_that_executors_need_is_reported_with_what_to_do(name: str) -> None:
+    kafka = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SSL",
+        name: "/missing",
+        "ssl.keystore.password": "",
+    }
+    with pytest.raises(SettingsError, match=rf"Kafka's settings are invalid: .*{name}") as error:
+        require_brokers(kafka)
+    assert "copy it to the same path on each of their hosts" in error.value.next_step
+
+
 MURMUR2 = {
     b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
     b"a-little-bit-longer-string": -1486304829, b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
