@@ -222,7 +222,7 @@ WRONG = {
     "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
     "an import that waits": (
         "import time\ntime.sleep(60)",
-        r"a\.py:2 is still being imported after 0\.2 s\. Remove code that waits",
+        r"a\.py:2 is still being imported after 1 s\. Remove code that waits",
     ),
     "a name with a space": (
         GOOD.format(name="my sales"),
@@ -245,10 +245,11 @@ def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
     file = write(tmp_path, a=text, helpers="") / "a.py"
     (tmp_path / "parts").mkdir()
     with pytest.raises(TopologyError, match=says):
-        load_file(file, 0.2 if "waits" in wrong else 10)
+        # On a busy machine, every import may take long.
+        load_file(file, 1 if "waits" in wrong else 60)
     # A corrected file loads: nothing of the failed attempt remains.
     file.write_text(GOOD.format(name="corrected"))
-    assert load_file(file).name == "corrected"
+    assert load_file(file, 60).name == "corrected"
 
 
 def test_missing_pipelines_and_folders(tmp_path: Path) -> None:
