@@ -57,10 +57,8 @@ class BatchLoop:
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
-        return self._with_new_partitions({} if snapshot is None else snapshot.positions)
-
-    def _with_new_partitions(self, ends: Positions) -> dict[str, dict[str, int]]:
-        """The end offsets of a batch, and the first offsets of partitions that are new since this batch."""
+        ends = {} if snapshot is None else snapshot.positions
+        # A partition that is new since the last batch begins at its first offset.
         return {topic: {**first, **ends.get(topic, {})} for topic, first in self.firsts.items()}
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
@@ -107,10 +105,9 @@ class BatchLoop:
 
     def _read_ahead(self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]) -> BatchQuery | None:
         """Start the query of a batch while the output of the previous batch is written. None if this must wait."""
-        begins = self._with_new_partitions(previous.ends)
-        if not self.publisher.can_read_ahead or offsets_between(begins, plan.ends) <= 0:
+        if not self.publisher.can_read_ahead or offsets_between(previous.ends, plan.ends) <= 0:
             return None
-        return BatchQuery(self.query, self._start(plan, begins, times), self.publisher)
+        return BatchQuery(self.query, self._start(plan, previous.ends, times), self.publisher)
 
     @property
     def next_timer(self) -> int | None:

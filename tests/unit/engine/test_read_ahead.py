@@ -61,11 +61,14 @@ def test_a_batch_is_begun_from_the_stream_times_after_the_previous_batch() -> No
 
 
 def test_a_batch_that_was_not_begun_still_follows() -> None:
-    """The previous batch may have had no records."""
-    plans, queries = batches(2), Queries()
+    """A batch that has nothing to write does not let the next batch begin."""
+    plans, queries = batches(3), Queries()
     with ReadAhead(iter(plans), queries.start) as backlog:
-        assert [backlog.next_batch(), backlog.next_batch()] == [Upcoming(plans[0]), Upcoming(plans[1])]
-    assert not queries.started
+        backlog.next_batch()
+        backlog.begin_next({})
+        backlog.next_batch()
+        assert [backlog.next_batch(), backlog.next_batch()] == [Upcoming(plans[2]), None]
+    assert len(queries.started) == 1
 
 
 def test_a_query_is_stopped_if_the_previous_batch_fails() -> None:
