@@ -359,8 +359,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
         **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
-        # Options for the short-lived JVM that assembles the driver's command.
-        "SPARK_LAUNCHER_OPTS": f"{_QUICK_COMPILER} -XX:+UseSerialGC",
+        "SPARK_LAUNCHER_OPTS": " ".join(launcher_options(spark)),
         # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in
         # turn with a task's buffers, 50 MB each.
         "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
@@ -371,6 +370,18 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
     }
+
+
+def launcher_options(spark: Path | None) -> list[str]:
+    """Java's options for the short-lived JVM that assembles the driver's command. `spark` is Spark's folder.
+
+    The launcher's class path has all of Spark's jars, and Java would open one after the other until it finds the
+    launcher. So the launcher's jar is searched first.
+    """
+    jars = map(str, (spark / "jars").glob("spark-launcher_*.jar") if spark else ())
+    # Spark's script splits the options at spaces, and quotes do not help.
+    first = [f"-Xbootclasspath/a:{jar}" for jar in jars if shlex.quote(jar) == jar]
+    return [_QUICK_COMPILER, "-XX:+UseSerialGC", *first]
 
 
 def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:

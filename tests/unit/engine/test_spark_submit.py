@@ -17,13 +17,14 @@ from typing_extensions import override
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
-from sluice.provision.machine_checks import find_java
+from sluice.provision.machine_checks import find_java, find_spark
 from sluice.settings import Settings
 from sluice.spark_submit import (
     APPLICATION,
     CONNECTION,
     Submission,
     is_local,
+    launcher_options,
     package_archive,
     submission,
     without_noise,
@@ -48,6 +49,25 @@ def test_empty_options_are_omitted() -> None:
     local = Submission("local[2]", ("orders",), {}, driver_class_path="a.jar:b.jar", conf={"spark.a": "b"}).command
     assert local[3:7] == ["--driver-class-path", "a.jar:b.jar", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
+
+
+def test_java_finds_the_launcher_without_searching_sparks_jars(tmp_path: Path) -> None:
+    spark = find_spark()
+    assert spark is not None
+    java = [str(find_java().path), *launcher_options(spark), "-cp", str(tmp_path), "org.apache.spark.launcher.Main"]
+    variables = {"SPARK_HOME": str(spark), "SPARK_SCALA_VERSION": "2.13"}
+    done = subprocess.run(
+        [*java, "org.apache.spark.deploy.SparkSubmit", "orders.py"], env=variables, stdout=subprocess.PIPE, check=True
+    )
+    assert done.stdout.split(b"\0")[-3:-1] == [b"org.apache.spark.deploy.SparkSubmit", b"orders.py"]
+
+
+def test_a_path_that_sparks_script_would_split_is_no_option_of_the_launcher(tmp_path: Path) -> None:
+    for folder in ("a b", "a*"):
+        jars = tmp_path / folder / "jars"
+        jars.mkdir(parents=True)
+        (jars / "spark-launcher_2.13-4.2.0.jar").touch()
+        assert launcher_options(jars.parent) == launcher_options(None)
 
 
 def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(configuration: Settings) -> None:
