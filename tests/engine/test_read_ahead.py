@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -229,3 +230,20 @@ def test_tasks_that_write_do_not_read_ahead(
     running.run(max_records=2)
     assert ahead == [0]
     assert copies(running) == [0, 1, 2, 3]
+
+
+@pytest.mark.spark
+def test_queries_of_published_batches_are_freed(start: Start, seen: Seen) -> None:
+    running = start(counted(seen))
+    context: Any = running.spark.sparkContext
+    # What the JVM may call, among it the function of each query that the JVM keeps.
+    callable_by_jvm = context._gateway.gateway_property.pool
+    before = len(callable_by_jvm)
+    running.send("clicks", *(click(number) for number in range(6)))
+    running.run(max_records=2)
+    until = time.monotonic() + 60
+    while len(callable_by_jvm) > before:
+        assert time.monotonic() < until, "the JVM keeps a query"
+        gc.collect()
+        context._jvm.System.gc()
+        time.sleep(0.1)
