@@ -281,8 +281,11 @@ def needs_old_of_input(node: nodes.Node, table: nodes.Node) -> bool:
     """Whether a node needs the old values of one of its input tables."""
     if isinstance(node, nodes.Join) and node.kind == "table-table":
         # As in Kafka Streams, a join sends no deletion for a row that has never passed a filter. Its
-        # state says whether the row has passed, unless the table claims another old value.
-        return follows_filter(table) and claims_old_values(table)
+        # state says whether the row has passed, unless the table claims another old value. The second
+        # deletion of a row is sent, too, but the state no longer has the row.
+        if claims_old_values(table) and follows_filter(table):
+            return True
+        return _deletes_twice(table) and _has_result_alone(node, table)
     return needs_retractions(node) and table is nodes.parents(node)[0]
 
 
@@ -302,6 +305,26 @@ def claims_old_values(table: nodes.Node) -> bool:
             return nodes.is_of_one_topic(table) or claims_old_values(left) or claims_old_values(right)
         case _:
             return False
+
+
+def _deletes_twice(table: nodes.Node) -> bool:
+    """Whether one record may make a table send two deletions of a row, each with an old value.
+
+    If both sides of an outer join depend on one topic, a deletion in the topic deletes the row of each side.
+    """
+    if nodes.computes_rows(table):
+        (parent,) = nodes.parents(table)
+        return _deletes_twice(parent)
+    if not isinstance(table, nodes.Join) or table.kind != "table-table":
+        return False
+    if table.how == "outer" and nodes.is_of_one_topic(table):
+        return True
+    return any(_has_result_alone(table, side) and _deletes_twice(side) for side in (table.left, table.right))
+
+
+def _has_result_alone(join: nodes.Join, table: nodes.Node) -> bool:
+    """Whether a row of one of a join's tables has a result without a row of the other table."""
+    return join.how == "outer" or (join.how == "left" and table is join.left)
 
 
 def requires_value(node: nodes.Node, side: int) -> bool:

@@ -57,6 +57,16 @@ def _filters_pairs(nodes: Nodes) -> Values:
     return catalogue.join("outer", nodes, STEPS["table filter"].after(nodes, pairs), rows)
 
 
+def _joins_rows_that_are_deleted_twice(nodes: Nodes) -> Values:
+    """An outer join of a table with itself sends the deletion of each side, and the join behind it both deletions."""
+    rows = STEPS["table filter"].after(nodes, nodes.sources["t"])
+    pairs = catalogue.join("outer", nodes, rows, rows)
+    joined = catalogue.join(
+        "left", nodes, catalogue.join("outer", nodes, nodes.sources["u"], pairs), nodes.sources["u"]
+    )
+    return STEPS["table to_stream"].after(nodes, joined)
+
+
 def _suppresses_twice(nodes: Nodes) -> Values:
     """The stream time of the second suppress step is that of the updates that the first one sends."""
     limit = STEPS["table suppress until a limit"]
@@ -98,6 +108,7 @@ def _given(topic: str, key: str, n: int | None, g: str | None, time: int) -> Inp
         (_joins_earlier_rows, [_given("l", "x", 1, "", 1), _given("l", "x", 2, "", 2)]),
         (_joins_earlier_rows_when_time_goes_on, [_given("r", "x", 8, "", 149), _given("l", "x", 7, "", 174)]),
         (_groups_by_null, [_given("t", "x", 1, "", 114), _given("t", "x", -3, None, 157)]),
+        (_joins_rows_that_are_deleted_twice, [_given("t", "a", 8, "a", 0), _given("t", "a", None, "", 0)]),
         (_suppresses_twice, [_given("t", "b", 8, "", 153), _given("t", "x", 3, "", 130)]),
     ],
 )

@@ -114,7 +114,7 @@ class TableJoin(Timeless):
         for values in (state, pair):
             values.put(row.side, *changed)
         new = self._result(pair)
-        if old is None and new is None and not self._sends_tombstone(pair, row.side):
+        if old is None and new is None and not self._sends_tombstone(pair, row.side, replaced):
             return
         # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
@@ -144,7 +144,11 @@ class TableJoin(Timeless):
         has_result = self._has_result(left.has_value, right.has_value)
         # A row sends nothing in the same cases as in `process`.
         other_has_value = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
-        sends_tombstone = other_has_value & ((self.how == "inner") | (rows.sides != RIGHT))
+        sends_tombstone = other_has_value
+        if self.how != "inner":
+            sends_tombstone = other_has_value | follows_old_value(rows)
+        if self.how == "left":
+            sends_tombstone &= rows.sides == LEFT
         sent = is_new & (had_result | has_result | sends_tombstone)
         for side, of_side in enumerate(sides):
             if self.filtered[side]:
@@ -190,13 +194,16 @@ class TableJoin(Timeless):
             return TablePair(*ahead, state.right, state.right_time)
         return TablePair(state.left, state.left_time, *ahead)
 
-    def _sends_tombstone(self, state: TablePair, side: int) -> bool:
+    def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
         """Whether a change of this side sends a tombstone if the join has no result before and after the change.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right side of a left join.
+        If the side needs no other for a result, the old value that the side has sent is enough.
         """
         other = state.left if side == RIGHT else state.right
-        return other is not None and (self.how == "inner" or side != RIGHT)
+        if self.how == "inner":
+            return other is not None
+        return (self.how == "outer" or side == LEFT) and (other is not None or replaced is not None)
 
     def is_empty(self, state: TablePair) -> bool:
         return state.left is None and state.right is None
