@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Any, Self, TypeAlias
-from zlib import crc32
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -62,10 +61,6 @@ _DEAD_LETTER_HEADERS = 1 << 20
 _CHUNK = 2_000
 """How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
-Digest: TypeAlias = Callable[[bytes, int], int]
-"""The digest of bytes. It starts from its second argument: another digest, or a number of 32 bits."""
-DIGESTS: Mapping[str, Digest] = {"crc32": crc32, "xxh3": xxh3_64_intdigest}
-"""The digests of records, by the names in markers. XXH3 takes a third of the time of CRC-32."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +96,6 @@ class Marker(msgspec.Struct, frozen=True):
     checksums: dict[str, str] = {}
     """Topic → the checksum of the batch's records without their headers, which may contain times
     and offsets."""
-    digest: str = "crc32"
-    """The name of the digest from which the checksums were made. Earlier versions wrote no name."""
 
     def written_to(self, topic: str) -> Written:
         """The number and the checksum of the records that the batch has written to a topic."""
@@ -218,7 +211,6 @@ class TransactionalOutput:
         differ from the records that were written.
         """
         marker = self._marker if batch.number == self.last_batch else None
-        digest = "xxh3" if marker is None else marker.digest
         written: Mapping[str, int] = {} if marker is None else marker.outputs
         checksums: Counter[str] = Counter()
         if marker is not None:
@@ -240,11 +232,11 @@ class TransactionalOutput:
                 # to the pipeline after it was written.
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin_transaction()
-                    checksums[topic] += _produce(self._producer, topic, table, DIGESTS[digest])
+                    checksums[topic] += _produce(self._producer, topic, table)
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
-                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums, digest)
+                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
                 # Like any record, the marker may have to wait: the records before it may still fill
                 # the client's queue.
                 _queue(self._producer, self._writer.markers, msgspec.json.encode(marker), self._writer.name)
@@ -261,7 +253,7 @@ class TransactionalOutput:
         totals: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows
-            totals[topic] += checksum(table, DIGESTS[marker.digest])
+            totals[topic] += checksum(table)
         now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
@@ -385,9 +377,9 @@ def _note_failure(failed: list[KafkaError], error: KafkaError | None, _: object)
         failed.append(error)
 
 
-def checksum(table: pa.Table, digest: Digest) -> int:
+def checksum(table: pa.Table) -> int:
     """The sum of the records' digests, which does not depend on the order of the records."""
-    return sum(chunk.checksum(digest) for chunk in _chunks(table))
+    return sum(chunk.checksum for chunk in _chunks(table))
 
 
 @dataclass(frozen=True)
@@ -398,8 +390,9 @@ class _Chunk:
     keys: list[bytes | None]
     values: list[bytes | None]
 
-    def checksum(self, digest: Digest) -> int:
-        """The sum of the records' digests.
+    @property
+    def checksum(self) -> int:
+        """The sum of the records' XXH3 digests.
 
         A record's digest covers its key and value, and starts from a number made of its timestamp and
         the key's length. The driver computes it for every output record, so only functions in C are
@@ -410,8 +403,8 @@ class _Chunk:
         begins = _PRIME * (2 * np.asarray(lengths) + np.asarray(self.records.column("value").is_null()))
         if "timestamp" in self.records.schema.names:
             begins += np.asarray(pc.fill_null(self.records.column("timestamp").cast(pa.int64()), 0))
-        of_keys = map(digest, _without_nulls(self.keys), (begins & _BITS).tolist())
-        return sum(map(digest, _without_nulls(self.values), of_keys))
+        of_keys = map(xxh3_64_intdigest, _without_nulls(self.keys), (begins & _BITS).tolist())
+        return sum(map(xxh3_64_intdigest, _without_nulls(self.values), of_keys))
 
     def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
         """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
@@ -450,18 +443,14 @@ def _hexadecimal(total: int) -> str:
     return f"{total:x}"
 
 
-def _produce(producer: Producer, topic: str, table: pa.Table, digest: Digest | None = None) -> int:
-    """Queue records one by one, because `produce_batch` takes no headers or timestamps.
-
-    Returns their checksum; 0 without a digest.
-    """
+def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
+    """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
     produce, total = producer.produce, 0
     partitions = 1
     if "partition" in table.column_names:
         partitions = len(producer.list_topics(topic, TIMEOUT_S).topics[topic].partitions)
     for chunk in _chunks(table):
-        if digest is not None:
-            total += chunk.checksum(digest)
+        total += chunk.checksum
         for arguments in chunk.arguments(topic, partitions):
             try:
                 # Passing the arguments by name, or calling `_queue` for each record, would take longer.
