@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from sluice import Pipeline, Serde, tumbling
 from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.read_ahead import ReadAhead
 from sluice.errors import EngineError, LeaseError
 from tests.engine.conftest import Running, Start
@@ -116,6 +117,21 @@ def test_the_next_batch_is_read_while_output_is_written(
     assert copies(running) == [0, 1, 2, 3, 4, 5]
     assert [seen.times(number) for number in range(6)] == [1] * 6
     assert [snapshot.batch for snapshot in running.snapshots()] == [0, 1, 2]
+
+
+def test_the_rows_of_a_batch_are_measured_before_its_output_is_written(
+    start: Start, seen: Seen, before_sending: dict[int, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of the next batch, which is read from then on, may follow from them."""
+    measured: list[int] = []
+    monkeypatch.setattr(BatchSize, "measure", lambda _, records, row_bytes: measured.append(records))
+    running = start(counted(seen))
+    running.send("clicks", *(click(number) for number in range(4)))
+    before: list[int] = []
+    before_sending[0] = lambda: before.extend(measured)
+    running.run(max_records=3)
+    assert before == measured[:1]
+    assert sum(measured) == 4
 
 
 def test_late_records_are_those_of_a_run_that_reads_nothing_ahead(start: Start, seen: Seen) -> None:
