@@ -122,8 +122,8 @@ def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(
     assert shop.redrive() == (0, {"re-driven already": 1})
     assert [record.value() for record in shop.records] == [b"1", b"2"]
 
-    def read_and_create_again(*arguments: Any) -> Iterator[Message]:
-        yield from read_topic(*arguments)
+    def read_and_create_again(*arguments: Any, **more: Any) -> Iterator[Message]:
+        yield from read_topic(*arguments, **more)
         if arguments[1] == topic:
             create_again()
 
