@@ -92,7 +92,7 @@ class BatchLoop:
 
     def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
         """Run the batches of a backlog. While the output of a batch is written, the tasks already read the next."""
-        with ReadAhead(plans, self._read_ahead) as self._backlog:
+        with closing(ReadAhead(plans, self._read_ahead)) as self._backlog:
             while (upcoming := self._backlog.next_batch()) is not None:
                 self.run(*upcoming)
         self._backlog = None
@@ -181,7 +181,7 @@ class BatchLoop:
         """
         with ExitStack() as started:
             if ahead is not None:
-                started.enter_context(ahead)
+                started.enter_context(closing(ahead))
             positions = self.positions
             # From here on, a run that repeats the batch gives it the same records and the same clock.
             plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
@@ -190,7 +190,7 @@ class BatchLoop:
             # The ledger decides. Tasks that began with anything else have read in vain.
             if ahead is None or ahead.start != start:
                 started.close()
-                ahead = started.enter_context(BatchQuery(self.query, start, self.publisher))
+                ahead = started.enter_context(closing(BatchQuery(self.query, start, self.publisher)))
             ahead.finish()
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()

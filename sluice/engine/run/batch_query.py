@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Self
 
 from pyspark.sql import DataFrame
 
@@ -14,7 +12,7 @@ from sluice.engine.run.streaming_query import JobQuery, Sink
 
 
 class BatchQuery:
-    """Runs a batch's query. Used as a context manager; leaving it stops a query that was not told to finish.
+    """The running query of a batch. It must be closed.
 
     With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle before it calls the
     function of `foreachBatch`. This function waits for `finish` before it has the rest computed, and publishes it.
@@ -38,24 +36,13 @@ class BatchQuery:
         self._may_be_published.set_result(True)
         self._query.awaitTermination()
 
-    def stop(self) -> None:
-        """Stop the query. If `finish` was not called, nothing of the batch is written. Has no effect after the end."""
+    def close(self) -> None:
+        """Stop the query if `finish` was not called. Nothing of the batch is written then."""
         if not self._may_be_published.done():
             self._may_be_published.set_result(False)
             self._query.stop()
         self._job_query.close_idle_callbacks()
         self._checkpoint.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 def _in_turn(may_be_published: Future[bool], publish: Sink, number: int) -> Sink:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sluice.engine.run.batch_query import BatchQuery
 from sluice.state.ledger.plans import PlannedBatch
@@ -28,7 +27,7 @@ None if it must not start yet."""
 
 
 class ReadAhead:
-    """The batches of a backlog, in order. Used as a context manager; leaving it stops a query begun in vain."""
+    """The batches of a backlog, in order. It must be closed."""
 
     def __init__(self, plans: Iterator[PlannedBatch], start_query: StartQuery) -> None:
         self._plans = plans
@@ -59,18 +58,10 @@ class ReadAhead:
         assert self._current is not None
         return Upcoming(plan, self._start_query(self._current, plan, times))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop the query of a batch whose turn has not come, because the current batch has failed."""
         self._executor.shutdown()
-        # The current batch may have failed before the turn of the next batch came.
         if self._begun is not None and self._begun.exception() is None:
             upcoming = self._begun.result()
             if upcoming is not None and upcoming.query is not None:
-                upcoming.query.stop()
+                upcoming.query.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
 from typing import Any, cast
@@ -69,11 +69,9 @@ def job() -> Job:
     return Job()
 
 
-@contextmanager
-def started(job: Job, publish: Callable[[Any, int], None]) -> Iterator[BatchQuery]:
-    """The query of batch 7."""
-    with BatchQuery(cast(JobQuery, job), BatchStart(7, 0), publish) as query:
-        yield query
+def started(job: Job, publish: Callable[[Any, int], None]) -> closing[BatchQuery]:
+    """The query of batch 7, which is closed at the end of a `with` block."""
+    return closing(BatchQuery(cast(JobQuery, job), BatchStart(7, 0), publish))
 
 
 def test_a_batch_is_published_under_its_own_number_when_it_is_its_turn(job: Job) -> None:
@@ -101,7 +99,7 @@ def test_a_querys_function_does_not_keep_the_query(job: Job) -> None:
     """The JVM keeps the function as long as Python keeps the query, so neither would ever be freed."""
     query = BatchQuery(cast(JobQuery, job), BatchStart(7, 0), Published())
     query.finish()
-    query.stop()
+    query.close()
     is_kept = ref(query)
     del query
     assert job.query.sink is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
@@ -13,13 +14,13 @@ from sluice.state.ledger.plans import PlannedBatch
 
 
 class Query:
-    """A query that notes whether it was stopped."""
+    """A query that notes whether it was closed."""
 
     def __init__(self) -> None:
-        self.is_stopped = False
+        self.is_closed = False
 
-    def stop(self) -> None:
-        self.is_stopped = True
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Queries:
@@ -41,7 +42,7 @@ def batches(count: int) -> list[PlannedBatch]:
 
 def fail_after_beginning(start_query: StartQuery) -> None:
     """Let a batch fail after the next batch was begun."""
-    with ReadAhead(iter(batches(2)), start_query) as backlog:
+    with closing(ReadAhead(iter(batches(2)), start_query)) as backlog:
         backlog.next_batch()
         backlog.begin_next({})
         raise ConnectionError
@@ -49,7 +50,7 @@ def fail_after_beginning(start_query: StartQuery) -> None:
 
 def test_a_batch_is_begun_from_the_stream_times_after_the_previous_batch() -> None:
     plans, queries = batches(2), Queries()
-    with ReadAhead(iter(plans), queries.start) as backlog:
+    with closing(ReadAhead(iter(plans), queries.start)) as backlog:
         assert backlog.next_batch() == Upcoming(plans[0])
         backlog.begin_next({"sales": 7})
         upcoming = backlog.next_batch()
@@ -57,13 +58,13 @@ def test_a_batch_is_begun_from_the_stream_times_after_the_previous_batch() -> No
         backlog.begin_next({"sales": 9})
         assert backlog.next_batch() is None
     assert queries.started == [(0, 1, {"sales": 7})]
-    assert not queries.queries[0].is_stopped
+    assert not queries.queries[0].is_closed
 
 
 def test_a_batch_that_was_not_begun_still_follows() -> None:
     """A batch that has nothing to write does not let the next batch begin."""
     plans, queries = batches(3), Queries()
-    with ReadAhead(iter(plans), queries.start) as backlog:
+    with closing(ReadAhead(iter(plans), queries.start)) as backlog:
         backlog.next_batch()
         backlog.begin_next({})
         backlog.next_batch()
@@ -71,18 +72,18 @@ def test_a_batch_that_was_not_begun_still_follows() -> None:
     assert len(queries.started) == 1
 
 
-def test_a_query_is_stopped_if_the_previous_batch_fails() -> None:
+def test_a_query_is_closed_if_the_previous_batch_fails() -> None:
     queries = Queries()
     with pytest.raises(ConnectionError):
         fail_after_beginning(queries.start)
-    assert queries.queries[0].is_stopped
+    assert queries.queries[0].is_closed
 
 
 def test_an_error_of_the_next_batch_is_raised_in_its_turn() -> None:
     def fails(*_: object) -> Any:
         raise OSError("no space is left")
 
-    with ReadAhead(iter(batches(2)), fails) as backlog:
+    with closing(ReadAhead(iter(batches(2)), fails)) as backlog:
         backlog.next_batch()
         backlog.begin_next({})
         with pytest.raises(OSError, match="no space"):
