@@ -94,8 +94,8 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
             with platform.as_user() as airflow:
                 _wait_for_run(example.name, platform, airflow, steps)
                 outcome = _compare(example, platform, airflow, steps)
-        _tell(example, platform, outcome, console)
-        _point_out(_files(example, platform) if options.leave else _places(example, platform), console)
+        _print_outcome(platform, outcome, console)
+        _print_places(_files(example, platform) if options.leave else _places(example, platform), console)
         verdict = "[green]all results are right[/]" if outcome.is_right else "[red]some results are wrong[/]"
         console.print(f"\n{verdict}, {time.monotonic() - began:.0f} s after the start\n")
         if not options.leave:
@@ -196,7 +196,7 @@ def _ms(time: datetime | None) -> int:
     return 0 if time is None else round(time.timestamp() * 1_000)
 
 
-def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, console: Console) -> None:
+def _print_outcome(platform: LocalPlatform, outcome: Outcome, console: Console) -> None:
     with platform.as_user() as airflow:
         write_secret(platform.home / "authorization", f"Authorization: Bearer {airflow.token}\n")
     console.rule("Queries and answers")
@@ -217,7 +217,7 @@ def _tell(example: Example, platform: LocalPlatform, outcome: Outcome, console: 
         console.print("none")
 
 
-def _point_out(places: dict[str, str], console: Console) -> None:
+def _print_places(places: dict[str, str], console: Console) -> None:
     console.rule("Look around")
     for name, value in places.items():
         console.print(f"[bold]{name:>9}[/]  {escape(value)}", soft_wrap=True)

@@ -88,7 +88,7 @@ class ChangedStores:
                 self._require_movable(state)
                 self._require_written(ledger, state)
                 if not state.changes.added:
-                    drop_other_generations(ledger, self.job, lease.row, self.settings)
+                    drop_other_generations(ledger, self.job.pipeline.name, lease.row)
                     return self._promote(ledger, lease, state, None)
                 rebuild, part, steps = self._begin(ledger, lease, state.changes.added)
             ref = part.info.ref
@@ -184,7 +184,7 @@ class ChangedStores:
                     pipeline=begun.pipeline,
                     generation=generation,
                 )
-                drop_other_generations(ledger, self.job, lease.row, self.settings, but=[begun.ref])
+                drop_other_generations(ledger, self.job.pipeline.name, lease.row, but=[begun.ref])
                 return (
                     rebuild,
                     ComputedStores(job, begun),
@@ -256,7 +256,7 @@ class ChangedStores:
         # rows are in the new generation now.
         if part is not None:
             ledger.generations.forget(part.info.ref, lease.row)
-            remove_forgotten(ledger, self.job, self.settings)
+            remove_forgotten(ledger, self.job.pipeline.name)
         log.info(
             "stores changed", pipeline=old.pipeline, generation=ref.generation, computed=sorted(changes.added),
             removed=sorted(changes.removed),

@@ -84,7 +84,7 @@ class Rebuild:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
             # Remove the generation that an earlier rebuild has left if it was killed.
-            drop_other_generations(ledger, self.job, lease.row, self.settings)
+            drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)
             new = ledger.generations.new(name, self._newest_writer(old))
@@ -141,7 +141,7 @@ class Rebuild:
         sources, now = self._sources(ledger, old, span.begin)
         history = self._history(ledger, old, sources, now, span.until)
         _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
-        drop_other_generations(ledger, self.job, lease.row, self.settings)
+        drop_other_generations(ledger, self.job.pipeline.name, lease.row)
         new = ledger.generations.new(old.pipeline, self._newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
         return new, history.published
@@ -544,7 +544,7 @@ def drop_built(job: Job, settings: Settings) -> int:
         last = ledger.generations.new(name).generation - 1
         is_dropped = last > max([lease.ref.generation, *ledger.generations.numbers(name)])
         dropped = last if is_dropped else replayed_generation(ledger, lease.ref).generation
-        drop_other_generations(ledger, job, lease.row, settings)
+        drop_other_generations(ledger, name, lease.row)
     log.info(
         "generation dropped already" if is_dropped else "generation dropped",
         pipeline=name,
@@ -555,9 +555,8 @@ def drop_built(job: Job, settings: Settings) -> int:
 
 def drop_other_generations(
     ledger: Ledger,
-    job: Job,
+    name: str,
     lease: LeaseRow,
-    settings: Settings,
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
@@ -566,19 +565,17 @@ def drop_other_generations(
     Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
     may be current by now.
     """
-    name = job.pipeline.name
     for generation in ledger.generations.numbers(name):
         # The ledger forgets the generation before its shards are removed, so that no other driver can
         # promote a generation without shards.
         ref = GenerationRef(name, generation)
         if generation != lease.generation and ref not in but:
             ledger.generations.forget(ref, lease)
-    remove_forgotten(ledger, job, settings)
+    remove_forgotten(ledger, name)
 
 
-def remove_forgotten(ledger: Ledger, job: Job, settings: Settings) -> None:
-    """Remove the shards and folders of the generations that the ledger has forgotten."""
-    name = job.pipeline.name
+def remove_forgotten(ledger: Ledger, name: str) -> None:
+    """Remove the shards of a pipeline's generations that the ledger has forgotten."""
     for ref, workers in ledger.generations.forgotten(name).items():
         try:
             for worker in workers:

@@ -94,7 +94,7 @@ def repartition(
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)
         # Remove the generation that an earlier call has left if it was killed.
-        drop_other_generations(ledger, job, lease.row, settings)
+        drop_other_generations(ledger, job.pipeline.name, lease.row)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, new.ref, holder) as new_lease:
             with _errors(name, settings):

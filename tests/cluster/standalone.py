@@ -89,11 +89,6 @@ class SparkCluster:
         """The names of the files that drivers have sent to a worker's executors."""
         return {file.name for file in (self.folder / name).glob("app-*/*/*") if file.is_file()}
 
-    def executor_logs(self) -> str:
-        """The end of each executor's log, for failed tests."""
-        logs = self.folder.glob("worker-*/app-*/*/stderr")
-        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
-
     def kill(self, name: str) -> None:
         """kill -9 of a worker and its executors, as if its host had lost power."""
         for process in members({self.services[name].process.pid}):

@@ -30,7 +30,7 @@ from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
-from sluice.engine.run.streaming_query import JobQuery, without_adaptive_execution
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
@@ -160,6 +160,22 @@ class PlannedWrites:
         rows = self._plan.clone().executeCollect()
         columns = {"worker": [row.getInt(0) for row in rows], "rows": [row.getBinary(1) for row in rows]}
         return pa.table(columns | {"side_output": [row.getString(2) for row in rows]}, ROW_BATCHES)
+
+
+@contextmanager
+def without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
+    """Disable adaptive execution in the block.
+
+    With adaptive execution, Spark computes a batch up to its last shuffle even before it calls the
+    function of `foreachBatch`.
+    """
+    name = "spark.sql.adaptive.enabled"
+    before = str(spark.conf.get(name))
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
 
 
 class Replays:

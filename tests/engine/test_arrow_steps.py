@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -19,7 +18,6 @@ from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import literal, struct_json, value_json
 
 Strategy = st.SearchStrategy[str]
-Pick = Callable[[str], Strategy]
 
 COLUMNS = {
     "text": "STRING",

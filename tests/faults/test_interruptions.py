@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.publish.transaction import Writer, read_marker
+from sluice.engine.publish.transaction import Writer, read_markers
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import running as running_broker
@@ -460,7 +460,7 @@ def marker(world: World) -> int:
     """The last batch whose output is written, -1 if none."""
     writer = Writer(GenerationRef(world.name, 1), f"{world.name}_markers")
     try:
-        last = read_marker(world.config, writer)
+        markers = read_markers(world.config, writer)
     except EngineError:
         return -1
-    return -1 if last is None else last.batch.number
+    return markers[1].batch.number if markers else -1

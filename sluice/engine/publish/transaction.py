@@ -299,11 +299,6 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
         return output
 
 
-def read_marker(kafka: Mapping[str, str], writer: Writer) -> Marker | None:
-    """The writer's newest committed marker, or None."""
-    return read_markers(kafka, writer).get(writer.ref.generation)
-
-
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
     """Generation → its newest committed marker, for all generations of the writer's pipeline."""
     messages: list[Message] = []

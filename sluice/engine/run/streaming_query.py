@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -86,19 +85,3 @@ class JobQuery:
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
         writer = self.written.writeStream.foreachBatch(sink).outputMode("update")
         return writer.option("checkpointLocation", checkpoint)
-
-
-@contextmanager
-def without_adaptive_execution(spark: SparkSession) -> Iterator[None]:
-    """Disable adaptive execution in the block.
-
-    With adaptive execution, Spark computes a batch up to its last shuffle even before it calls the
-    function of `foreachBatch`.
-    """
-    name = "spark.sql.adaptive.enabled"
-    before = str(spark.conf.get(name))
-    spark.conf.set(name, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
