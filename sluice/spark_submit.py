@@ -5,7 +5,7 @@ which starts the JVM with the same options, because both can then start side by 
 
 A small run spends most of its time loading Java classes. The driver's JVM therefore reads an archive of loaded classes,
 which the first run writes to the folder `SLUICE_JARS` (`provision/class_archive.py`), and uses only its fast compiler
-(C1). If a run has many records to read, its JVM also uses the optimizing compiler.
+(C1). Python's tasks read and process the records, so the optimizing compiler would take longer than it saves.
 
 To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's jars if the
 pipeline has Delta tables. The driver itself sends the pipeline's file.
@@ -41,15 +41,6 @@ APPLICATION = _PACKAGE / "driver.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-_BUSY_JVM = (
-    "-XX:TieredStopAtLevel=4", "-XX:Tier4InvocationThreshold=200000", "-XX:Tier4MinInvocationThreshold=100000",
-    "-XX:Tier4CompileThreshold=400000", "-XX:Tier4BackEdgeThreshold=1000000",
-)  # fmt: skip
-"""Options that replace the same options in `QUICK_JVM` if there are many records to read.
-
-The JVM has the optimizing compiler too, but only for code that runs for each record: by default, Spark's planner would
-also be optimized, which takes longer than it saves.
-"""
 QUICK_JVM = (
     _QUICK_COMPILER, "-XX:+UseSerialGC", "-Xms256m", "-Xmn96m", "-Dio.netty.jfr.enabled=false", *ARCHIVE_OPTIONS,
 )  # fmt: skip
@@ -69,11 +60,7 @@ DELTA_CONF = {
     "spark.databricks.delta.merge.materializeSource": "none",
 }
 """Spark settings for a session that writes Delta tables."""
-LARGE_BACKLOG = 3_000_000
-"""The number of unread records from which a run is faster with the JVM's optimizing compiler."""
 _LEAST_HEAP_MB = 512
-READING_AGAIN = {"--rebuild", "--replay"}
-"""Options of the application for a run that reads its topics from the beginning."""
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 FINISHED = "SLUICE_FINISHED"
@@ -149,14 +136,6 @@ class Submission:
         for name, value in self.conf.items():
             words += ["--conf", f"{name}={value}"]
         return words
-
-    def for_backlog(self, records: int) -> Submission:
-        """The same command, with the JVM's optimizing compiler too if the run has many records to read."""
-        options = "spark.driver.extraJavaOptions"
-        if records < LARGE_BACKLOG or options not in self.conf:
-            return self
-        busy = " ".join(f'"{option}"' for option in _BUSY_JVM)
-        return replace(self, conf={**self.conf, options: f"{self.conf[options]} {busy}"})
 
     def run(self, patience_s: float = 5.0) -> int:
         """Run the driver and return its status. A driver that ends with 0 before it has done everything counts as 1.

@@ -20,8 +20,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
     with errors_as_messages(), importing():
         from sluice.errors import EngineError
         from sluice.kafka.brokers import require_brokers
-        from sluice.observe.backlog import backlog_of_run
-        from sluice.spark_submit import LARGE_BACKLOG, READING_AGAIN, Interrupted, submission
+        from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
 
         definition = load(pipeline)
@@ -34,12 +33,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
             ) as submitted:  # fmt: skip
                 with note_failure(settings(), pipeline):
                     require_brokers(settings().kafka)
-                unread = backlog_of_run(
-                    settings().kafka, settings().ledger, pipeline, definition.topics, enough=LARGE_BACKLOG,
-                    from_beginning=not READING_AGAIN.isdisjoint(options),
-                )  # fmt: skip
-                # A run with a large backlog is faster with the JVM's optimizing compiler.
-                status = submitted.for_backlog(unread).run()
+                status = submitted.run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
             # A shell shows this status for a program that a signal has ended.

@@ -159,8 +159,7 @@ def _dag(facts: DagFacts, alerts: Alerts) -> DAG:
     )
     SluiceOperator(
         dag=dag, task_id="main", pipeline=facts.name, pool=settings().pool,
-        outlets=[Asset(name) for name in facts.assets], topics=[*facts.topics],
-        databases=[*facts.databases], delta=facts.needs_delta,
+        outlets=[Asset(name) for name in facts.assets], databases=[*facts.databases], delta=facts.needs_delta,
     )  # fmt: skip
     return dag
 

@@ -20,7 +20,6 @@ from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config,
 from sluice.errors import BrokersUnreachable, EngineError, PreflightError, QueryError, SettingsError, SluiceError
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
-from sluice.observe.backlog import backlog_of_run
 from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.observe.tracing import trace_context
@@ -29,8 +28,6 @@ from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
-    LARGE_BACKLOG,
-    READING_AGAIN,
     UNFINISHED,
     deploy_mode_error,
     submission,
@@ -59,11 +56,9 @@ POINTS = ("from", "until")
 class SluiceOperator(SparkSubmitOperator):
     """Submits a pipeline, with the Spark master and the Kafka settings of Airflow connections.
 
-    `topics` are the topics that the pipeline reads. If they have many unread records, the run's JVM
-    also gets the optimizing compiler. `databases` are the connections of the databases whose tables
-    the pipeline writes. If Airflow does not have such a connection, the driver reads the
-    environment variable `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital
-    letters.
+    `databases` are the connections of the databases whose tables the pipeline writes. If Airflow
+    does not have such a connection, the driver reads the environment variable
+    `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters.
 
     Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
     for a replay, `from` and `until`.
@@ -76,7 +71,6 @@ class SluiceOperator(SparkSubmitOperator):
         *,
         pipeline: str,
         kafka_conn_id: str = KAFKA,
-        topics: Sequence[str] = (),
         databases: Sequence[str] = (),
         delta: bool = False,
         conn_id: str = SPARK,
@@ -90,7 +84,6 @@ class SluiceOperator(SparkSubmitOperator):
             **{"retry_policy": Repetition(pipeline)} | kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
-        self.topics = topics
         self.databases = databases
         self.delta = delta
         self.pipeline = pipeline
@@ -121,11 +114,7 @@ class SluiceOperator(SparkSubmitOperator):
                 self.jars = submitted.jars
                 self.files = submitted.files
                 self.driver_class_path = submitted.driver_class_path
-                unread = backlog_of_run(
-                    kafka, configuration.ledger, self.pipeline, self.topics, enough=LARGE_BACKLOG,
-                    from_beginning=not READING_AGAIN.isdisjoint(arguments),
-                )  # fmt: skip
-                self.conf = dict(submitted.for_backlog(unread).conf)
+                self.conf = dict(submitted.conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for
                 # some masters.
                 variables = submitted.environment | urls | {"SLUICE_RUN": run_name(context)} | trace_context()

@@ -25,7 +25,7 @@ from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
 from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
-from sluice.spark_submit import APPLICATION, LARGE_BACKLOG
+from sluice.spark_submit import APPLICATION
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from tests.support.ports import free_port
@@ -61,7 +61,6 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"#!{sys.executable}\nimport json, os, sys\n{code}\n")
     program.chmod(0o755)
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
-    monkeypatch.setattr(operator, "backlog_of_run", lambda *_, **__: 0)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     # `sluice check`, which other tests call in this process, sets the variable.
     monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)
@@ -129,21 +128,6 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
     said = submit(recorder)
     assert said.arguments[-2:] == [str(APPLICATION), "orders"]
     assert said.after("--master") == "local[2]"
-
-
-def test_a_large_backlog_is_read_with_the_optimizing_compiler(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect(monkeypatch)
-    options = {}
-    for unread in (LARGE_BACKLOG - 1, LARGE_BACKLOG):
-        monkeypatch.setattr(operator, "backlog_of_run", lambda *_, unread=unread, **__: unread)
-        options[unread] = submit(recorder).after("--conf")
-    assert '"-XX:TieredStopAtLevel=1"' in options[LARGE_BACKLOG - 1]
-    # Of two options with the same name, the JVM uses the later one.
-    assert options[LARGE_BACKLOG] == (
-        f'{options[LARGE_BACKLOG - 1]} "-XX:TieredStopAtLevel=4" "-XX:Tier4InvocationThreshold=200000" '
-        '"-XX:Tier4MinInvocationThreshold=100000" "-XX:Tier4CompileThreshold=400000" '
-        '"-XX:Tier4BackEdgeThreshold=1000000"'
-    )
 
 
 @pytest.mark.parametrize(
