@@ -112,14 +112,19 @@ def run(
     ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read all records."""
+    with errors_as_messages():
+        linger_ms = _linger_ms(linger) if linger else settings().linger_ms
+    submit(pipeline, master, linger_ms=linger_ms)
+
+
+def _linger_ms(text: str) -> int:
+    """The milliseconds of the option --linger. Raises SettingsError if the text is not a duration."""
     from sluice.topology.window_definitions import milliseconds
 
-    with errors_as_messages():
-        try:
-            linger_ms = milliseconds(linger) if linger else settings().linger_ms
-        except TopologyError as error:
-            raise SettingsError(f"--linger {linger!r} is not a duration.", next_step=error.next_step) from None
-    submit(pipeline, master, linger_ms=linger_ms)
+    try:
+        return milliseconds(text)
+    except TopologyError as error:
+        raise SettingsError(f"--linger {text!r} is not a duration.", next_step=error.next_step) from None
 
 
 def rebuild(

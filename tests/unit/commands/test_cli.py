@@ -96,6 +96,17 @@ def test_help_loads_nothing_heavy() -> None:
     assert process.stdout.strip() == ""
 
 
+def test_a_run_loads_only_what_its_start_needs() -> None:
+    heavy = "{'pydantic', 'confluent_kafka', 'sqlalchemy', 'pyspark'}"
+    code = (
+        "import sys; from sluice.commands.cli import app\n"
+        f"try: app(['run', 'nothing'])\nfinally: print(*{heavy} & set(sys.modules))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "There is no pipeline 'nothing'" in process.stderr
+    assert process.stdout.strip() == ""
+
+
 @pytest.fixture
 def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pipelines, one of them broken."""
@@ -241,6 +252,7 @@ def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
     [
         (("query", "stores"), "httpx", "client"),
         (("check", "orders"), "pyspark", "spark"),
+        (("run", "orders"), "pyspark", "spark"),
         (("topics", "read", "orders"), "confluent_kafka", "spark"),
     ],
 )
