@@ -9,12 +9,13 @@ range, or reaches the end of the partition there.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sluice.errors import BrokersUnreachable, EngineError, sentence
@@ -60,7 +61,7 @@ class Records(NamedTuple):
 
     partition: Partition
     messages: Sequence[Message]
-    offsets: Sequence[int]
+    offsets: npt.NDArray[np.int64]
 
 
 class _PartitionStatistics(msgspec.Struct):
@@ -200,9 +201,9 @@ class RangeReader:
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
         """The messages by partition, without those after the ranges."""
         for partition, of_partition in self._by_partition(messages).items():
-            offsets = [message.offset() or 0 for message in of_partition]
-            self._reach(partition, offsets[-1] + 1)
-            if count := bisect_left(offsets, self._ranges[partition].end):
+            offsets = np.fromiter(map(Message.offset, of_partition), np.int64, len(of_partition))
+            self._reach(partition, int(offsets[-1]) + 1)
+            if count := int(np.searchsorted(offsets, self._ranges[partition].end)):
                 yield Records(partition, of_partition[:count], offsets[:count])
 
     def _by_partition(self, messages: Sequence[Message]) -> Mapping[Partition, Sequence[Message]]:

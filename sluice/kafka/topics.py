@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -269,17 +270,39 @@ Headers = Sequence[tuple[str, bytes | None]]
 HEADERS_UNREADABLE: Headers = [("(unreadable)", b"names of headers are not UTF-8")]
 """Replaces the headers of a record if a name is not UTF-8, because the client cannot return such
 headers."""
+_NAME_IS_NOT_UTF_8 = (SystemError, UnicodeDecodeError)
+"""Kafka's client raises one of these errors for such a name."""
+_NO_HEADERS: Headers = []
 
 
 def headers_of(message: Message) -> Headers:
     """The headers of a record. Call it once per message."""
     try:
-        headers = message.headers()
-    # The client raises one of these errors for a name that is not UTF-8.
-    except (SystemError, UnicodeDecodeError):
+        return _pairs(message.headers())
+    except _NAME_IS_NOT_UTF_8:
         return HEADERS_UNREADABLE
+
+
+def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
+    """The headers of each record. Call it once per message.
+
+    A record without headers takes a tenth of the time of `headers_of`.
+    """
+    found: list[Headers] = []
+    headers_of_messages = map(Message.headers, messages)
+    while len(found) < len(messages):
+        try:
+            for headers in headers_of_messages:
+                found.append(_pairs(headers) if headers else _NO_HEADERS)  # noqa: PERF401  (goes on after an error)
+        except _NAME_IS_NOT_UTF_8:
+            found.append(HEADERS_UNREADABLE)
+    return found
+
+
+def _pairs(headers: Any) -> Headers:
+    """The headers that Kafka's client has returned for a message."""
     if not headers:
-        return []
+        return _NO_HEADERS
     pairs = headers.items() if isinstance(headers, dict) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
@@ -297,7 +320,7 @@ def records_at(kafka: Mapping[str, str], places: Iterable[Place]) -> Iterator[tu
                 reader.consumer.list_topics(topic, timeout=_TIMEOUT_S)
         for ranges in _rounds(wanted):
             for (topic, partition), messages, offsets in reader.read(ranges):
-                for message, offset in zip(messages, offsets, strict=True):
+                for message, offset in zip(messages, offsets.tolist(), strict=True):
                     if (place := (topic, partition, offset)) in wanted:
                         yield place, message
 

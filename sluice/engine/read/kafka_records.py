@@ -17,7 +17,7 @@ from sluice.engine.batch.batch_start import this_batch
 from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.read.timestamps import timestamps_of
 from sluice.kafka.range_reader import RangeReader, Records
-from sluice.kafka.topics import headers_of
+from sluice.kafka.topics import headers_of_each
 from sluice.values.headers import Headers
 from sluice.values.record_places import Range
 
@@ -73,7 +73,7 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
 def _record_batch(records: Records) -> pa.RecordBatch:
     (topic, partition), messages, offsets = records
     count = len(messages)
-    headers = list(map(headers_of, messages))
+    headers = headers_of_each(messages)
     texts = [Headers(pairs).json() for pairs in headers] if any(headers) else pa.nulls(count)
     columns = [
         pa.repeat(pa.scalar(topic), count),

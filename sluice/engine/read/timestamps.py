@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ def timestamps_of(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
     A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that does not fit 64 bits
     in microseconds becomes the nearest number that fits, so it stays far in the future or in the past.
     """
-    timestamps = np.array([message.timestamp()[1] for message in messages], np.int64)
+    timestamps = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages))
     return np.clip(timestamps, -_LAST_MS, _LAST_MS)
 
 
@@ -105,7 +106,7 @@ class KafkaTimestamps:
         sizes = dict.fromkeys(starts, 0)
         ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
         for partition, messages, offsets in self.reader.read(ranges):
-            read[partition] += zip(offsets, timestamps_of(messages).tolist(), strict=True)
+            read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
             sizes[partition] += sum(len(message.key() or b"") + len(message.value() or b"") for message in messages)
             if len(read[partition]) >= count:
                 # While the client waits for another partition, it would go on with this one, up to its end.

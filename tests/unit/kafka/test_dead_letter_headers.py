@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,13 +16,15 @@ from sluice.engine.batch.dead_letters import DEAD_LETTER, escape_headers, iso_ti
 from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.redrive import _milliseconds
-from sluice.kafka.topics import Headers, headers_of, text_headers
+from sluice.kafka.topics import Headers, headers_of, headers_of_each, text_headers
 from sluice.values.dead_letter_headers import PREFIX, escaped, original
 from tests.support.states import NOON
 
 NAMES = st.one_of(
     st.text(), st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."])))
 )
+
+UNREADABLE = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
 @given(NAMES)
@@ -39,11 +44,37 @@ def test_headers_with_names_that_are_no_text_are_shown_as_such() -> None:
         """A message whose headers Kafka's client cannot decode."""
 
         def headers(self) -> None:
-            raise SystemError from UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+            raise SystemError from UNREADABLE
 
     message: Any = Unreadable()
     assert headers_of(message) == [("(unreadable)", b"names of headers are not UTF-8")]
     assert text_headers(message) == {"(unreadable)": "names of headers are not UTF-8"}
+
+
+@dataclass
+class _Message:
+    """A message whose client returns these headers, or raises this error, once."""
+
+    answers: list[Any]
+
+    def headers(self) -> Any:
+        (answer,), self.answers = self.answers, []
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+_PAIRS = st.lists(st.tuples(st.text(), st.none() | st.binary() | st.text()))
+_ANSWERS: st.SearchStrategy[list[Any]] = st.lists(
+    st.none() | _PAIRS | st.builds(dict, _PAIRS) | st.sampled_from([SystemError(), UNREADABLE])
+)
+
+
+@given(_ANSWERS)
+def test_the_headers_of_many_records_are_those_of_each(answers: list[Any]) -> None:
+    with patch("sluice.kafka.topics.Message", _Message):
+        found = headers_of_each(cast(list[Message], [_Message([answer]) for answer in answers]))
+    assert found == [headers_of(cast(Message, _Message([answer]))) for answer in answers]
 
 
 @pytest.mark.parametrize(

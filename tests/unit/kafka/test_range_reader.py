@@ -43,7 +43,7 @@ def test_ranges_of_several_partitions_are_read_at_the_same_time(cluster: Kafka) 
         # A reader can be used again, also for a partition that it has read.
         for again in (ranges, [Range("numbers", 0, 0, 2)]):
             for records in reader.read(again):
-                offsets[records.partition[1]] += records.offsets
+                offsets[records.partition[1]] += records.offsets.tolist()
             assert not reader.unread
     assert offsets == {0: [3, 4, 0, 1], 1: [1_998, 1_999]}
 
@@ -61,7 +61,7 @@ def test_a_range_after_the_end_of_a_partition_is_an_error_or_left_out(
     assert "numbers, partition 1, has lost records" in str(error.value)
     assert "begins at offset 0 and ends before offset 2000. Retention has" in str(error.value)
     with RangeReader(cluster, skips_lost=True) as reader:
-        rest = [offset for records in reader.read([part]) for offset in records.offsets]
+        rest = [offset for records in reader.read([part]) for offset in records.offsets.tolist()]
     assert rest == [*range(begin, 2_000)]
 
 
