@@ -159,22 +159,3 @@ def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
 def after_each(times: Times, advancing: Mask, begin: int) -> Times:
     """Stream time after each row, as in `advance`."""
     return np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
-
-
-def advance_joint(
-    times: Times,
-    passed: Mask,
-    complete: Mask,
-    begin: int,
-    closed: int,
-) -> tuple[Times, Times, Times]:
-    """The times before and after each row of two joined streams, which share a stream time.
-
-    Every row that has `passed` advances stream time. The closed time, up to which unmatched records
-    have been sent, advances only at rows that are `complete` (have a key and a value) and not out
-    of order. Returns the closed time before each row, stream time after it, and the closed time
-    after it.
-    """
-    after = after_each(times, passed, begin)
-    before, closed_after = advance(times, complete & (times == after), closed)
-    return before, after, closed_after

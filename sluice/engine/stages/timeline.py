@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
-from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_keys
+from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_numbers
 from sluice.engine.batch.side_outputs import open_table
 from sluice.engine.batch.stream_time import (
     BEFORE_ALL,
@@ -25,10 +26,8 @@ from sluice.engine.batch.stream_time import (
     Mask,
     StreamTimes,
     Times,
-    advance_joint,
-    after_each,
 )
-from sluice.engine.stages.advances import ADVANCES, in_position_order, partition_numbers
+from sluice.engine.stages.advances import ADVANCES, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.joins.unmatched import NEVER
 from sluice.plan import PlannedOperator
@@ -39,18 +38,19 @@ _Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Clock:
-    """A stream time of a partition: before the batch, and after each row that may advance it."""
+    """A stream time of a partition."""
 
-    before: int
-    after_each: Times
+    after: Times
+    """The stream time before the batch, and then after each of the partition's advances."""
 
-    def after(self, counts: _Indices) -> Times:
-        """For each number in `counts`, the stream time after so many of the rows that may advance it."""
-        return np.concatenate(([self.before], self.after_each))[counts]
+    @classmethod
+    def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
+        """The clock of a partition that only some of its advances, given by their `times`, move on."""
+        return cls(np.maximum.accumulate(np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))))
 
     @property
     def last(self) -> int:
-        return int(self.after_each[-1]) if len(self.after_each) else self.before
+        return int(self.after[-1])
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class _PartitionClocks:
     Any other operator has a single clock, under all four names.
     """
 
+    counts: _Indices
+    """For each number of advances of all partitions, from 0 on: how many of them are of this partition."""
     all_rows: _Clock
     closed: _Clock
     """The time up to which windows are closed, and records are sent unmatched."""
@@ -90,13 +92,13 @@ class Timeline:
         self._operator = operator
         self._before = before
         tables = [open_table(pa.py_buffer(report)).read_all() for report in reports]
-        self._table = in_position_order(pa.concat_tables([*tables, ADVANCES.empty_table()]))
-        self._times = self._table.column("time").to_numpy()
-        self._numbers = partition_numbers(self._table)
-        self._sequences, self._origins = (self._table.column(name).to_numpy() for name in SORT_KEY[:2])
-        self._paths = self._table.column("path")
-        sides = self._table.column("side").to_numpy()
-        complete = boolean_mask(self._table.column("complete"))
+        self._reported = pa.concat_tables([*tables, ADVANCES.empty_table()])
+        self._order = np.argsort(position_numbers(self._reported), kind="stable")
+        """The indices that sort the advances by position. Their columns are sorted when they are first read."""
+        self._times = self._reported.column("time").to_numpy()[self._order]
+        self._sides = self._reported.column("side").to_numpy()[self._order]
+        self._complete = boolean_mask(self._reported.column("complete"))[self._order]
+        numbers = partition_numbers(self._reported)[self._order]
         closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
         """The closed time before the batch. It never decreases, even if an idle partition has records again."""
@@ -106,86 +108,83 @@ class Timeline:
         self._active: list[_PartitionClocks] = []
         """The partitions that windows wait for."""
         for number in range(max(before.partitions[topic] for topic in operator.topics)):
-            clocks = self._partitions[number] = self._clocks(number, sides, complete)
-            if self._has_advances(number) or not before.is_idle(operator.topics, number):
+            clocks = self._partitions[number] = self._clocks(number, numbers == number)
+            if clocks.counts[-1] or not before.is_idle(operator.topics, number):
                 self._active.append(clocks)
-        closed = self._closed_after_each()
-        before_each = np.concatenate(([self.closed_before], closed[:-1])) if len(closed) else closed
-        self._closings = np.flatnonzero(closed > before_each)
-        """The advances that increase the closed time."""
-        self._closed = closed[self._closings]
-        """The closed time after each advance in `_closings`."""
-        self.closed_after = int(closed[-1]) if len(closed) else self.closed_before
-        self.searches = self._searches(sides, complete) if operator.is_stream_join else ()
-        """For each side of a join, the advances at which the join may search for unmatched records of this side, and
-        the stream time of each advance."""
+        last = min((clocks.closed.last for clocks in self._active), default=BEFORE_ALL)
+        self.closed_after = max(last, self.closed_before) if len(self._times) else self.closed_before
+
+    @cached_property
+    def _table(self) -> pa.Table:
+        """The advances, sorted by position."""
+        return self._reported.take(pa.array(self._order)).combine_chunks()
+
+    @cached_property
+    def _positions(self) -> tuple[Times, Times, pa.ChunkedArray]:
+        """The sequences, origins and paths of the advances."""
+        sequences, origins, paths = (self._table.column(name) for name in SORT_KEY)
+        return sequences.to_numpy(), origins.to_numpy(), paths
 
     @property
     def went_on_when_idle(self) -> bool:
         """Whether the batch has no records, and the operator's stream time has gone on."""
         return self._before.went_on_when_idle(self._operator.clock)
 
-    def _has_advances(self, number: int) -> bool:
-        return bool((self._numbers == number).any())
+    @cached_property
+    def _closings(self) -> tuple[_Indices, Times]:
+        """The advances that increase the closed time, and the closed time after each of them."""
+        # It is the smallest closed time of the active partitions.
+        closed = np.full(len(self._times) + 1, BEFORE_ALL)
+        if self._active:
+            closed = np.minimum.reduce([clocks.closed.after[clocks.counts] for clocks in self._active])
+        closed = np.maximum(closed, self.closed_before)
+        closed[0] = self.closed_before
+        closings = np.flatnonzero(np.diff(closed) > 0)
+        return closings, closed[closings + 1]
 
-    def _closed_after_each(self) -> Times:
-        """The closed time after each advance: the smallest closed time of the active partitions."""
-        of_partitions = [clocks.closed.after_each for clocks in self._active]
-        closed = np.full(len(self._times), BEFORE_ALL)
-        if of_partitions:
-            closed = np.minimum.reduce(of_partitions)
-        not_decreasing: Times = np.maximum(closed, self.closed_before)
-        return not_decreasing
-
-    def _clocks(self, number: int, sides: npt.NDArray[np.int8], complete: Mask) -> _PartitionClocks:
-        """The clocks of the partitions with this number."""
-        times, of_number = self._times, self._numbers == number
+    def _clocks(self, number: int, of_number: Mask) -> _PartitionClocks:
+        """The clocks of the partitions with this number. `of_number`: mask of their advances."""
+        counts = np.concatenate(([0], np.cumsum(of_number)))
+        # NumPy takes elements by their indices in a fraction of the time of a mask.
+        indices = np.flatnonzero(of_number)
+        times, sides, complete = self._times[indices], self._sides[indices], self._complete[indices]
         before = {name: self._stored_time(suffix, number) for name, suffix in _SUFFIXES.items()}
         # While a partition was idle, the closed time may have passed the partition's stream time.
         before["closed"] = max(before["closed"], self.closed_before)
         if not self._operator.is_stream_join:
-            clock = _Clock(before["closed"], after_each(times, of_number, before["closed"]))
+            clock = _Clock.of(before["closed"], times)
             of_sides: dict[int, _Clock] = {}
             for side in self._operator.timed_sides:
-                before_side = self._stored_time(f".{side}", number)
-                after_side = after_each(times, of_number & (sides == side), before_side)
-                of_sides[side] = _Clock(before_side, after_side)
+                of_sides[side] = _Clock.of(self._stored_time(f".{side}", number), times, sides == side)
             if self._operator.joins_versions:
                 # In a join with a versioned table, the stream's records wait for the stream time of
                 # their own stream, not of the table.
                 of_stream, of_table = of_sides[LEFT], of_sides[RIGHT]
-                passed = np.maximum(of_stream.after_each, before["closed"])
-                waits_for = _Clock(before["closed"], passed)
-                return _PartitionClocks(waits_for, waits_for, of_stream, of_table, of_sides)
-            return _PartitionClocks(clock, clock, clock, clock, of_sides)
-        counted = of_number & complete
-        _, all_rows, closed = advance_joint(
-            times,
-            of_number,
-            counted,
-            before["all_rows"],
-            before["closed"],
-        )
-        left = after_each(times, counted & (sides == LEFT), before["left"])
-        right = after_each(times, counted & (sides == RIGHT), before["right"])
-        after = {"all_rows": all_rows, "closed": closed, "left": left, "right": right}
-        made = {name: _Clock(before[name], after[name]) for name in _SUFFIXES}
-        return _PartitionClocks(made["all_rows"], made["closed"], made["left"], made["right"])
+                waits_for = _Clock(np.maximum(of_stream.after, before["closed"]))
+                return _PartitionClocks(counts, waits_for, waits_for, of_stream, of_table, of_sides)
+            return _PartitionClocks(counts, clock, clock, clock, clock, of_sides)
+        all_rows = _Clock.of(before["all_rows"], times)
+        # Only rows that are complete and not out of order advance the closed time.
+        closed = _Clock.of(before["closed"], times, complete & (times == all_rows.after[1:]))
+        left = _Clock.of(before["left"], times, complete & (sides == LEFT))
+        right = _Clock.of(before["right"], times, complete & (sides == RIGHT))
+        return _PartitionClocks(counts, all_rows, closed, left, right)
 
     def _stored_time(self, suffix: str, number: int) -> int:
         """The stream time before the batch, of all topics' partitions with this number."""
         operator = self._operator
         return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
 
-    def _searches(
-        self,
-        sides: npt.NDArray[np.int8],
-        complete: Mask,
-    ) -> tuple[tuple[_Indices, Times], ...]:
+    @cached_property
+    def searches(self) -> tuple[tuple[_Indices, Times], ...]:
+        """For each side of a join whose topics have one partition, when the join may search for unmatched records.
+
+        These are advances of the side, and the stream time of each of them.
+        """
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
-        is_in_order = complete & (self._times == self._partitions[0].all_rows.after_each)
-        indices = [np.flatnonzero(is_in_order & (sides == side)) for side in (LEFT, RIGHT)]
+        is_in_order = self._complete & (self._times == self._partitions[0].all_rows.after[1:])
+        indices = [np.flatnonzero(is_in_order & (self._sides == side)) for side in (LEFT, RIGHT)]
         return tuple((of_side, self._times[of_side]) for of_side in indices)
 
     @property
@@ -194,7 +193,7 @@ class Timeline:
         operator, times = self._operator, {}
         names = _SUFFIXES if operator.is_stream_join else ["closed"]
         for number, clocks in self._partitions.items():
-            if not self._has_advances(number):
+            if not clocks.counts[-1]:
                 continue
             # Co-partitioned topics share the time, so it is stored once, under the first topic with
             # this partition.
@@ -232,9 +231,9 @@ class Timeline:
 
     def latest_of_sides_at(self, position: Position) -> tuple[int, int]:
         """Like `latest_of_sides`, but up to and including a position of this batch."""
-        count = np.array([bisect_right(range(len(self._times)), position, key=self.position)])
-        left = [int(clocks.left.after(count)[0]) for clocks in self._active]
-        right = [int(clocks.right.after(count)[0]) for clocks in self._active]
+        count = bisect_right(range(len(self._times)), position, key=self.position)
+        left = [int(clocks.left.after[clocks.counts[count]]) for clocks in self._active]
+        right = [int(clocks.right.after[clocks.counts[count]]) for clocks in self._active]
         return (
             min((time for time in left if time != BEFORE_ALL), default=BEFORE_ALL),
             min((time for time in right if time != BEFORE_ALL), default=BEFORE_ALL),
@@ -246,24 +245,26 @@ class Timeline:
             return BEGIN
         position = self._closing_positions.get(due)
         if position is None:
-            closing = int(np.searchsorted(self._closed, due))
-            position = self.position(int(self._closings[closing])) if closing < len(self._closings) else END
+            closings, closed = self._closings
+            closing = int(np.searchsorted(closed, due))
+            position = self.position(int(closings[closing])) if closing < len(closings) else END
             self._closing_positions[due] = position
         return position
 
     def closed_at(self, position: Position) -> int:
         """The closed time at a position, after the advance at this position, if any."""
-        closings = range(len(self._closings))
-        count = bisect_right(closings, position, key=lambda number: self.position(int(self._closings[number])))
-        return int(self._closed[count - 1]) if count else self.closed_before
+        closings, closed = self._closings
+        count = bisect_right(range(len(closings)), position, key=lambda number: self.position(int(closings[number])))
+        return int(closed[count - 1]) if count else self.closed_before
 
     def advances_until(self, due: Times) -> Times:
         """For each time in `due`, the number of advances up to the advance with which the closed time reaches it.
 
         It is NEVER if the closed time does not reach the time in this batch.
         """
-        numbers = np.append(self._closings + 1, NEVER)
-        until: Times = numbers[np.searchsorted(self._closed, due)]
+        closings, closed = self._closings
+        numbers = np.append(closings + 1, NEVER)
+        until: Times = numbers[np.searchsorted(closed, due)]
         return until
 
     def closings(self, due: Times) -> dict[str, pa.Array]:
@@ -272,18 +273,16 @@ class Timeline:
         Returns the columns of the rows' positions, and the headers of their records.
         """
         encoded = pa.array(due).dictionary_encode()
-        places = self._closings[np.searchsorted(self._closed, np.asarray(encoded.dictionary))]
+        closings, closed = self._closings
+        places = closings[np.searchsorted(closed, np.asarray(encoded.dictionary))]
         # Many results are due at the same time.
         rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
         return {name: rows.column(name).combine_chunks().take(encoded.indices) for name in rows.column_names}
 
     def position(self, advance: int) -> Position:
         """The position of an advance."""
-        return (
-            int(self._sequences[advance]),
-            int(self._origins[advance]),
-            self._paths[advance].as_py(),
-        )
+        sequences, origins, paths = self._positions
+        return int(sequences[advance]), int(origins[advance]), paths[advance].as_py()
 
     @cached_property
     def headers(self) -> Mapping[Position, str]:
@@ -304,43 +303,36 @@ class Timeline:
         names = ["before", "after"]
         if has_two_times:
             names += ["left", "right"]
-        if is_stream_join:
-            names.append("advances")
         columns = {name: np.full(len(rows), BEFORE_ALL) for name in names}
+        if is_stream_join:
+            columns["advances"] = counts_after
         for number, clocks in self._partitions.items():
-            of_number = numbers == number
-            before, after = counts_before[of_number], counts_after[of_number]
-            columns["before"][of_number] = clocks.closed.after(before)
-            columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after(after)
-            if is_stream_join:
-                columns["advances"][of_number] = after
+            of_number = np.flatnonzero(numbers == number)
+            before, after = clocks.counts[counts_before[of_number]], clocks.counts[counts_after[of_number]]
+            columns["before"][of_number] = clocks.closed.after[before]
+            columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after[after]
             if is_stream_join or self._operator.joins_versions:
-                columns["left"][of_number] = clocks.left.after(after)
-                columns["right"][of_number] = clocks.right.after(after)
+                columns["left"][of_number] = clocks.left.after[after]
+                columns["right"][of_number] = clocks.right.after[after]
                 continue
             for side, clock in clocks.of_sides.items():
-                of_side = of_number & (sides == side)
-                columns["before"][of_side] = clock.after(counts_before[of_side])
-                columns["after"][of_side] = clock.after(counts_after[of_side])
-                columns["left"][of_side] = clocks.closed.after(counts_before[of_side])
+                of_side = of_number[sides[of_number] == side]
+                before, after = clocks.counts[counts_before[of_side]], clocks.counts[counts_after[of_side]]
+                columns["before"][of_side] = clock.after[before]
+                columns["after"][of_side] = clock.after[after]
+                columns["left"][of_side] = clocks.closed.after[before]
         return columns
 
     def _counts_of_advances(self, positions: pa.Table) -> tuple[_Indices, _Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
-        keys = position_keys(pa.concat_tables([self._table.select(SORT_KEY), positions.select(SORT_KEY)]))
-        # In most batches, all paths are equal. A column of equal values does not change the order.
-        keys = [key for key in keys if len(key) and (key != key[0]).any()] or keys[:1]
-        order = np.lexsort(keys)
-        differs = np.zeros(len(order), np.bool_)
-        for key in keys:
-            differs[1:] |= np.diff(key[order]) != 0
-        # Equal positions have the same place.
-        places = np.empty(len(order), np.intp)
-        places[order] = np.cumsum(differs)
-        of_advances, of_rows = np.split(places, [len(self._times)])
-        advances_at = np.bincount(of_advances, minlength=len(order))
-        counts_after = np.cumsum(advances_at)[of_rows]
-        counts_before = counts_after - advances_at[of_rows]
+        together = pa.concat_tables([self._reported.select(SORT_KEY), positions.select(SORT_KEY)])
+        of_advances, of_rows = np.split(position_numbers(together), [len(self._times)])
+        of_advances = of_advances[self._order]
+        # The places of sorted numbers are found in a fraction of the time.
+        order = np.argsort(of_rows, kind="stable")
+        counts_before, counts_after = np.empty_like(order), np.empty_like(order)
+        counts_before[order] = np.searchsorted(of_advances, of_rows[order], "left")
+        counts_after[order] = np.searchsorted(of_advances, of_rows[order], "right")
         if self._operator.timed_by_topics:
             counts_before -= self._follow_their_record(positions, counts_before)
         return counts_before, counts_after
@@ -352,9 +344,10 @@ class Timeline:
         """
         last = np.maximum(counts - 1, 0)
         is_same = counts > 0
-        for name, of_advances in zip(SORT_KEY, (self._sequences, self._origins), strict=False):
+        sequences, origins, all_paths = self._positions
+        for name, of_advances in (("sequence", sequences), ("origin", origins)):
             is_same[is_same] = of_advances[last[is_same]] == positions.column(name).to_numpy()[is_same]
-        is_beginning = boolean_mask(pc.equal(self._paths, START))
+        is_beginning = boolean_mask(pc.equal(all_paths, START))
         is_same[is_same] = is_beginning[last[is_same]]
         # The results of timers come after their record, and so do rows that were re-keyed, as if
         # from a repartition topic.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -111,6 +111,96 @@ def test_stream_time_at_a_row_is_the_largest_time_up_to_its_position(
         up_to = [time for sequence, time in advances.items() if (sequence, b"\x00") <= position]
         assert columns["before"][row] == max(earlier, default=-1)
         assert columns["after"][row] == max(up_to, default=-1)
+
+
+class Advance(NamedTuple):
+    """A row of a join of streams."""
+
+    sequence: int
+    side: int
+    partition: int
+    offset: int
+    time: int
+    complete: bool
+
+    @property
+    def origin(self) -> int:
+        return int(origins(self.side, self.partition, np.array([self.offset]))[0])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.sequence, self.origin
+
+
+_ROW = st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.booleans())
+_CLOCKS = st.fixed_dictionaries({name: st.integers(-1, 20) for name in ("", ".any", ".0", ".1")})
+
+
+@property_of(st.lists(_ROW, min_size=1), st.lists(_CLOCKS, min_size=3, max_size=3))
+def test_a_join_has_the_stream_times_that_its_rows_move_on(
+    given: list[tuple[int, int, int, int, bool]], clocks: list[dict[str, int]]
+) -> None:
+    """The stream times of each partition are those of a loop over its rows, and so are the closed times of all."""
+    operator = joined()
+    rows = [Advance(*row[:3], offset, *row[3:]) for offset, row in enumerate(given)]
+    reports = [
+        report_of_join(operator, [row for row in rows if (row.side, row.partition) == task])
+        for task in sorted({(row.side, row.partition) for row in rows})
+    ]
+    times = {
+        f"{operator.clock}{name}/a/{number}": time
+        for number, of_number in enumerate(clocks)
+        for name, time in of_number.items()
+    }
+    timeline = Timeline(operator, reports, before(3, "a", "b", **times))
+    closed = [max(of_number[""], timeline.closed_before) for of_number in clocks]
+    seen = [dict(of_number) for of_number in clocks]
+    expected: dict[str, list[int]] = {"before": [], "after": [], "left": [], "right": []}
+    reached = timeline.closed_before
+    rows.sort(key=lambda row: row.position)
+    for row in rows:
+        own = seen[row.partition]
+        expected["before"].append(closed[row.partition])
+        own[".any"] = max(own[".any"], row.time)
+        if row.complete:
+            own[f".{row.side}"] = max(own[f".{row.side}"], row.time)
+            if row.time == own[".any"]:
+                closed[row.partition] = max(closed[row.partition], row.time)
+        for name, clock in (("after", ".any"), ("left", ".0"), ("right", ".1")):
+            expected[name].append(own[clock])
+        if min(closed) > reached:
+            for due in range(reached + 1, min(closed) + 1):
+                assert timeline.closing_position(due) == (*row.position, b"\x00")
+            reached = min(closed)
+        assert timeline.closed_at((*row.position, b"\x00")) == reached
+    table = pa.table({
+        "side": pa.array([row.side for row in rows], pa.int8()),
+        "sequence": pa.array([row.sequence for row in rows], pa.int64()),
+        "origin": pa.array([row.origin for row in rows], pa.int64()),
+        "path": pa.array([b"\x00"] * len(rows), pa.binary()),
+    })  # fmt: skip
+    # The rows of a worker are in any order.
+    columns = timeline.stream_times(table.take(list(range(len(rows)))[::-1]) if len(rows) % 2 else table)
+    for name, of_rows in expected.items():
+        assert columns[name].tolist() == (of_rows[::-1] if len(rows) % 2 else of_rows)
+    assert timeline.closed_after == reached
+    last = {f"{operator.clock}/a/{row.partition}": closed[row.partition] for row in rows}
+    assert last.items() <= timeline.after.items()
+
+
+def report_of_join(operator: PlannedOperator, rows: list[Advance]) -> bytes:
+    """The report of the task that reads these rows, all of one side."""
+    columns = {
+        "sequence": pa.array([row.sequence for row in rows], pa.int64()),
+        "origin": pa.array([row.origin for row in rows], pa.int64()),
+        "path": pa.array([b"\x00"] * len(rows), pa.binary()),
+        "time": pa.array([row.time for row in rows], pa.int64()),
+    }
+    advances = Advances()
+    advances.add_rows(operator, rows[0].side, np.array([row.complete for row in rows]), columns)
+    (batch,) = advances.reports([operator], 1)
+    data: bytes = batch.column("advances")[0].as_py()
+    return data
 
 
 def test_incomplete_rows_do_not_advance_stream_time() -> None:

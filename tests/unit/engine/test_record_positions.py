@@ -17,6 +17,7 @@ from sluice.engine.batch.row_schemas import (
     origins,
     partition_of,
     position_keys,
+    position_numbers,
     sorted_indices,
     stable_order,
     taken,
@@ -76,6 +77,26 @@ def test_rows_are_sorted_by_sequence_origin_and_path(rows: list[tuple[int, int, 
     order = sorted_indices(pa.concat_tables(parts) if parts else table)
     assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
     assert order.tolist() == np.lexsort(position_keys(table)).tolist()
+
+
+_NUMBERS = st.sampled_from([0, 1, 7, 2**40 - 1, 2**40, 2**53 + 3, 2**62, 2**63 - 1])
+
+
+@given(
+    st.lists(
+        st.tuples(_NUMBERS | st.sampled_from([-1, -(2**63)]), _NUMBERS, st.sampled_from([b"", b"\x00", b"a", b"ab"]))
+    )
+)
+def test_numbers_of_positions_have_the_order_of_the_positions(positions: list[tuple[int, int, bytes]]) -> None:
+    """Also of positions that are too far apart for 64 bits."""
+    table = pa.table({
+        "sequence": pa.array([sequence for sequence, _, _ in positions], pa.int64()),
+        "origin": pa.array([origin for _, origin, _ in positions], pa.int64()),
+        "path": pa.array([path for _, _, path in positions], pa.binary()),
+    })  # fmt: skip
+    numbers = position_numbers(table).tolist()
+    for number, position in zip(numbers, positions, strict=True):
+        assert [number < other for other in numbers] == [position < other for other in positions]
 
 
 @given(values=st.lists(st.none() | st.text(max_size=3), max_size=8), data=st.data())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.stream_time import BEFORE_ALL, advance, advance_joint
+from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times, advance, after_each
 from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
 from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, Results, RowFailedError
@@ -283,10 +283,29 @@ def stream_times(
     if not isinstance(operator, StreamJoin):
         before, after = advance(times, whole if drops_null_values else keyed, BEFORE_ALL)
         return before.tolist(), after.tolist(), after.tolist(), [(BEFORE_ALL, BEFORE_ALL)] * len(rows)
-    before, after, closed = advance_joint(times, np.ones(len(rows), bool), whole, BEFORE_ALL, BEFORE_ALL)
+    before, after, closed = _advance_joint(times, np.ones(len(rows), bool), whole, BEFORE_ALL, BEFORE_ALL)
     is_left = np.array([given.side == LEFT for given in rows], bool)
     left, right = (advance(times, whole & side, BEFORE_ALL)[1].tolist() for side in (is_left, ~is_left))
     return before.tolist(), after.tolist(), closed.tolist(), list(zip(left, right, strict=True))
+
+
+def _advance_joint(
+    times: Times,
+    passed: Mask,
+    complete: Mask,
+    begin: int,
+    closed: int,
+) -> tuple[Times, Times, Times]:
+    """The times before and after each row of two joined streams, which share a stream time.
+
+    Every row that has `passed` advances stream time. The closed time, up to which unmatched records
+    have been sent, advances only at rows that are `complete` (have a key and a value) and not out
+    of order. Returns the closed time before each row, stream time after it, and the closed time
+    after it.
+    """
+    after = after_each(times, passed, begin)
+    before, closed_after = advance(times, complete & (times == after), closed)
+    return before, after, closed_after
 
 
 def _close(operator: Operator[Any], ran: Ran, closed: int, latest_of_sides: tuple[int, int]) -> None:
