@@ -9,7 +9,7 @@ from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from sluice.errors import SettingsError
+from sluice.errors import SettingsError, sentence
 from sluice.settings import settings
 from sluice.spark_submit import deploy_mode_error
 from sluice.values.sink_tables import connection_variable
@@ -41,7 +41,10 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
             next_step='Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.',
         ) from None
     except ValueError as error:
-        raise SettingsError(f"Connection {connection!r} cannot be used: {error}") from None
+        raise SettingsError(
+            f"Connection {connection!r} cannot be used: {sentence(error)}",
+            next_step="Correct the connection's extra in Airflow: a JSON object with librdkafka settings.",
+        ) from None
     if calls := [name for name, value in config.items() if callable(value)]:
         raise SettingsError(
             f"Connection {connection!r} sets {', '.join(calls)}, but functions cannot be passed to Spark.",

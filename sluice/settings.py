@@ -127,15 +127,23 @@ def _password_in(url: str) -> str:
 
 
 def _token(environ: Mapping[str, str]) -> str:
-    token, file = environ.get("SLUICE_SERVER_TOKEN", ""), _path(environ, "SLUICE_SERVER_TOKEN_FILE")
+    name, token = "SLUICE_SERVER_TOKEN", environ.get("SLUICE_SERVER_TOKEN", "")
+    file = _path(environ, "SLUICE_SERVER_TOKEN_FILE")
     if file and not token:
+        name = "SLUICE_SERVER_TOKEN_FILE"
         try:
             token = file.read_text().strip()
         except (OSError, UnicodeDecodeError):
-            raise SettingsError("Cannot read the file in SLUICE_SERVER_TOKEN_FILE.") from None
+            raise SettingsError(
+                f"The file {file} in {name} cannot be read.",
+                next_step="Write the token into a text file that this user may read.",
+            ) from None
     # The token is sent in a header, whose text must be ASCII.
     if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
-        raise SettingsError(f"SLUICE_SERVER_TOKEN must be at least {_TOKEN_LENGTH} printable ASCII characters.")
+        raise SettingsError(
+            f"The token in {name} must have at least {_TOKEN_LENGTH} characters, all of them printable ASCII.",
+            next_step="Make a token, for example with: openssl rand -hex 16.",
+        )
     return token
 
 
@@ -203,7 +211,10 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
         return msgspec.json.decode(text, type=dict[str, str], strict=False)
     except msgspec.DecodeError:
         # The text may contain a password, so the message contains only the variable's name.
-        raise SettingsError(f"{name} must be a JSON object of strings.") from None
+        raise SettingsError(
+            f"{name} must be a JSON object of strings.",
+            next_step=f"""Write for example {name}='{{"NAME": "VALUE"}}'.""",
+        ) from None
 
 
 @cache

@@ -215,7 +215,8 @@ def _send(
                 return [other for other in letters if other is not letter]
         if errors:
             raise EngineError(
-                f"A record was not written to {(errors[0][0].source or ('',))[0]}: {sentence(errors[0][1].str())}"
+                f"A record was not written to {(errors[0][0].source or ('',))[0]}: {sentence(errors[0][1].str())}",
+                next_step="Remove the cause, and repeat the command: it skips records that are written already.",
             )
         for (partition, offset), marker in sent.items():
             producer.produce(

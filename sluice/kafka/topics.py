@@ -196,7 +196,10 @@ def read_topic(
         with broker_errors(kafka):
             metadata = reader.consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
             if metadata.error is not None:
-                raise EngineError(f"Topic {topic} cannot be read: {sentence(metadata.error.str())}")
+                raise EngineError(
+                    f"Topic {topic} cannot be read: {sentence(metadata.error.str())}",
+                    next_step="Check its name, and that this user may read it.",
+                )
             bounds = {number: _bounds(reader.consumer, topic, number) for number in metadata.partitions}
             begins = {number: first for number, (first, _) in bounds.items()}
             if since_ms is not None:

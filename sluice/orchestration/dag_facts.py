@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.errors import SluiceError, TopologyError
+from sluice.errors import SluiceError, TopologyError, sentence
 from sluice.plan import Job, plan
 from sluice.topology import Pipeline, drawing
 from sluice.topology.loading.pipeline_import import load_file
@@ -79,5 +79,8 @@ def facts_text(file: Path, seconds: float) -> str:
             raise
         # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
         except Exception as error:
-            raise TopologyError(f"{type(error).__name__}: {error}") from error
+            raise TopologyError(
+                f"{type(error).__name__}: {sentence(error)}",
+                next_step=f"Load the file in Python, which prints the traceback: python {file}.",
+            ) from error
     return msgspec.json.encode(FileFacts(facts=facts, inputs=record())).decode()

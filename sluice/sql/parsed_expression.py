@@ -296,4 +296,5 @@ def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bo
     """Raise TopologyError if the expression aggregates and must not, or vice versa."""
     if expression.aggregates != aggregate:
         rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
-        raise TopologyError(f"{where}: {expression.text!r} {rule}.")
+        step = "Write for example max(...)." if aggregate else "Aggregate first, and use the result in the next step."
+        raise TopologyError(f"{where}: {expression.text!r} {rule}.", next_step=step)

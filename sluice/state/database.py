@@ -138,7 +138,10 @@ def open_engine(url: URL) -> Engine:
         make_folder(path.parent)
         make_file(path)
     except OSError as error:
-        raise StateError(f"Cannot create the database file: {error.strerror}.") from None
+        raise StateError(
+            f"Cannot create the database file: {error.strerror}.",
+            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): its permissions and free space.",
+        ) from None
     durable = is_durable(url)
     engine = create_engine(
         url.set(query={}),

@@ -88,6 +88,22 @@ def test_invalid_json_is_rejected_without_repeating_it(name: str, text: str) -> 
     assert error.value.__cause__ is None
 
 
+@pytest.mark.parametrize("token", ["hush", "hush hush hush hush ä", "hush hush hush hush\x01"])
+def test_an_invalid_token_is_rejected_without_repeating_it(token: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    for name, value in (("SLUICE_SERVER_TOKEN", token), ("SLUICE_SERVER_TOKEN_FILE", str(file))):
+        with pytest.raises(SettingsError, match=f"The token in {name} must have at least 16 characters") as error:
+            Settings.read({name: value})
+        assert "hush" not in str(error.value)
+        assert "openssl rand" in error.value.next_step
+
+
+def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"The file {tmp_path / 'none'} in SLUICE_SERVER_TOKEN_FILE cannot be read"):
+        Settings.read({"SLUICE_SERVER_TOKEN_FILE": str(tmp_path / "none")})
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "²", "9" * 13, "9" * 5_000])
 def test_max_records_is_a_positive_whole_number(text: str) -> None:
     with pytest.raises(SettingsError, match="SLUICE_MAX_RECORDS"):

@@ -73,9 +73,15 @@ def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
     firsts = {route.path.split("/")[1] for route in routes.routes}
     for first in sorted(firsts):
         if not first or "{" in first:
-            raise RouteError(f"{file.name}: A path must begin with a fixed part, such as /pages.")
+            raise RouteError(
+                f"{file.name}: a path begins with /{first}, not with a fixed part.",
+                next_step="Write for example /pages/{page}.",
+            )
         if first in segments:
-            raise RouteError(f"{file.name}: Paths that begin with /{first} belong to {segments[first].name}.")
+            raise RouteError(
+                f"{file.name}: paths that begin with /{first} belong to {segments[first].name}.",
+                next_step="Begin the paths of one of the files with another part.",
+            )
     segments.update(dict.fromkeys(firsts, file))
 
 

@@ -26,7 +26,7 @@ from sluice.answers import WorkerStatus
 from sluice.api.http.replies import JsonResponse, Payload, encoded, provenance, reply
 from sluice.api.http.route import PATH_PARAMETER, Route
 from sluice.api.routes.access import Access, access_of
-from sluice.errors import NotFound, NotReady, RouteError, TooSlow
+from sluice.errors import NotFound, NotReady, RouteError, TooSlow, sentence
 from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.query.reader import Reader
@@ -250,16 +250,26 @@ def _route(
         # A type that msgspec does not support is an error now, and not at the first request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
-        raise RouteError(f"{function.__name__} does not annotate {error.args[0]}.") from None
+        argument_name = error.args[0]
+        raise RouteError(
+            f"{function.__name__} does not annotate {argument_name}.",
+            next_step="Write -> TYPE." if argument_name == "return" else f"Write {argument_name}: TYPE.",
+        ) from None
     except (NameError, TypeError, ValueError) as error:
-        raise RouteError(f"The types of {function.__name__} cannot be read: {error}") from None
+        raise RouteError(
+            f"The types of {function.__name__} cannot be read: {sentence(error)}",
+            next_step="Use types that msgspec supports, defined at the top of the file.",
+        ) from None
     names = [field.name for field in msgspec.structs.fields(parameters)]
     in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
-        raise RouteError(f"{path!r} is not a path such as /pages/{{page}}/views.")
+        raise RouteError(f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views.")
     missing = sorted({*in_path} - {*names})
     if missing:
-        raise RouteError(f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.")
+        raise RouteError(
+            f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.",
+            next_step="Add them to the function, with their types.",
+        )
 
     async def handler(request: Request, query: msgspec.Struct) -> Response:
         access = await access_of(request)

@@ -148,7 +148,10 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
     # a failed run.
     Span.parse(start.begin, start.until)
     if points and start.action is not Action.REPLAY:
-        raise QueryError(f"Only a replay takes {' and '.join(points)}.")
+        raise QueryError(
+            f"Only a replay takes {' and '.join(points)}.",
+            next_step='Leave them out, or set "action" to "replay".',
+        )
     run = await asyncio.to_thread(runs.start, query.pipeline, parameters | points, access.user.name)
     log = f"{runs.root}/dags/{quote(query.pipeline, safe='')}/runs/{quote(run, safe='')}"
     return reply(answers.Started(run, log))

@@ -21,7 +21,7 @@ from sluice.engine.stages.job_stages import Kinds, Stages, parsed
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
-from sluice.errors import EngineError
+from sluice.errors import EngineError, sentence
 from sluice.plan import (
     Column,
     Edge,
@@ -64,9 +64,15 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     try:
         result = step.function.value(argument)
     except AnalysisException as error:
-        raise EngineError(f"The function at {step.at} failed: {str(error).splitlines()[0]}") from error
+        raise EngineError(
+            f"The function at {step.at} failed: {sentence(str(error).splitlines()[0])}",
+            next_step=f"Correct the function. Its DataFrame has the columns {', '.join(argument.columns)}.",
+        ) from error
     if not isinstance(result, DataFrame):
-        raise EngineError(f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.")
+        raise EngineError(
+            f"The function at {step.at} returns {type(result).__name__}, not a DataFrame.",
+            next_step="Return the DataFrame that it got, with further columns.",
+        )
     operations = _operations(result)
     # The function must not drop, add or sort rows: each record is counted once, and later steps may
     # depend on the order of rows.

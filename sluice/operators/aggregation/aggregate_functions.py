@@ -75,7 +75,10 @@ class Function:
         if more:
             _require(f"The second argument of {self.name}", self.second, more[0])
         if self.name == "top" and self.parameters[:1] < (1,):
-            raise TopologyError(f"top needs the number of values to keep, at least 1, not {self.parameters}.")
+            raise TopologyError(
+                f"top needs the number of values to keep, at least 1, not {self.parameters}.",
+                next_step="Write for example top(amount, 3).",
+            )
 
     @property
     def takes_pairs(self) -> bool:

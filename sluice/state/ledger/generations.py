@@ -207,7 +207,8 @@ class Generations(LedgerPart):
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
-                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which readers see."
+                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which readers see.",
+                    next_step=f"Look at the pipeline's generations: sluice generations list {ref.pipeline}.",
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))

@@ -307,7 +307,10 @@ class RemoteShard(Shard):
                 f"The state server at {self._server} cannot be reached ({type(error).__name__})."
             ) from None
         except NotAStateServer:
-            raise StateError(f"The server at {self._server} is not a state server.") from None
+            raise StateError(
+                f"The server at {self._server} is not a state server.",
+                next_step="Stop that program, and start the state server there again: sluice serve.",
+            ) from None
 
     @property
     def _server(self) -> str:

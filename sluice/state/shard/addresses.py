@@ -90,5 +90,7 @@ def _parse(url: str) -> URL:
 def _name(text: str) -> str:
     # The name becomes part of a path or a schema name.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise SettingsError(f"{text!r} cannot be part of a shard's address. Use only letters, digits, _ and -.")
+        raise SettingsError(
+            f"{text!r} cannot be part of a shard's address.", next_step="Use only letters, digits, _ and -."
+        )
     return text

@@ -322,7 +322,10 @@ class LocalShard(Shard):
         if not epochs:
             raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
         if epochs[0][0] > epoch:
-            raise LeaseError("This driver has lost its lease: another driver already writes to the shard.")
+            raise LeaseError(
+                "This driver has lost its lease: another driver already writes to the shard.",
+                next_step="Nothing needs to be done: the other driver continues after the newest published batch.",
+            )
 
     @override
     def begin_run(self, epoch: int, as_of: int) -> Checksums:
