@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.model.flow import Windowed
+from tests.conformance.model.flow import Record, Windowed
 from tests.conformance.model.topology import run
 
 Sent = list[tuple[Any, Any, int]]
@@ -168,6 +168,21 @@ def test_kafka_streams_keeps_the_result_of_a_row_that_changes_as_its_right_row_i
     case = {"spec": {"nodes": [*TABLES, *nodes]}, "inputs": inputs}
     made = run(case, "j", skips_stale_answers=skips_stale_answers)["j"]
     assert [record.value and record.value["left"]["n"] for record in made] == results
+
+
+@pytest.mark.parametrize(("knows_held_times", "time"), [(False, 5), (True, 8)])
+def test_kafka_streams_does_not_know_when_the_row_before_a_held_update_was_written(
+    knows_held_times: bool, time: int
+) -> None:
+    nodes: list[Node] = [
+        {"id": "s", "op": "suppress", "in": "l", "type": "time_limit", "ms": 2},
+        {"id": "j", "op": "join", "type": "inner", "left": "s", "right": "r"},
+    ]
+    given = (("L", "a", 1, 8), ("L", "b", 1, 10), ("L", "a", 2, 10), ("R", "a", 3, 5))
+    inputs = [{"topic": topic, "key": key, "value": {"n": n}, "ts": ts} for topic, key, n, ts in given]
+    case = {"spec": {"nodes": [*TABLES, *nodes]}, "inputs": inputs}
+    (made,) = run(case, "j", knows_held_times=knows_held_times)["j"]
+    assert made == Record("a", {"left": {"n": 1}, "right": {"n": 3}}, time)
 
 
 def test_a_regrouped_windowed_table_aggregates_what_each_row_gives() -> None:

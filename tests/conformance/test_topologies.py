@@ -79,6 +79,12 @@ def _groups_by_null(nodes: Nodes) -> Values:
     return STEPS["table suppress until a limit"].after(nodes, groups)
 
 
+def _looks_up_held_rows(nodes: Nodes) -> Values:
+    """A suppress step holds a row back, so the join finds the row before it. A late record changes the other side."""
+    held = STEPS["table suppress until a limit"].after(nodes, nodes.sources["u"])
+    return catalogue.join("left", nodes, held, nodes.sources["u"])
+
+
 def _joins_earlier_rows(nodes: Nodes) -> Values:
     """The stream was declared before the table of the same records, so it joins the row before each record."""
     mapped = STEPS["stream map"].after(nodes, nodes.sources["l"])
@@ -110,8 +116,15 @@ def _given(topic: str, key: str, n: int | None, g: str | None, time: int) -> Inp
         (_groups_by_null, [_given("t", "x", 1, "", 114), _given("t", "x", -3, None, 157)]),
         (_joins_rows_that_are_deleted_twice, [_given("t", "a", 8, "a", 0), _given("t", "a", None, "", 0)]),
         (_suppresses_twice, [_given("t", "b", 8, "", 153), _given("t", "x", 3, "", 130)]),
+        (
+            _looks_up_held_rows,
+            [
+                _given("u", "a", None, "", 112), _given("u", "a", -3, "", 124),
+                _given("u", "a", 8, "", 138), _given("u", "a", 5, None, 118),
+            ],
+        ),
     ],
-)
+)  # fmt: skip
 def test_steps_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})

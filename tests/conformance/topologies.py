@@ -86,8 +86,10 @@ class Topology:
         """What the model writes to each output."""
         case = {"spec": {"nodes": self.nodes}, "inputs": inputs}
         names = [node.id for node in self.outputs.values()]
-        sent, complete = run(case, *names), run(case, *names, skips_stale_answers=False)
-        # In a join of a table with itself by a foreign key, Kafka Streams keeps some results that Sluice deletes.
+        # Kafka Streams does not know when the row before a held update was written, and in a join of a table with
+        # itself by a foreign key, it keeps some results that Sluice deletes.
+        sent = run(case, *names, knows_held_times=True)
+        complete = run(case, *names, knows_held_times=True, skips_stale_answers=False)
         return {topic: by_key((sent if node.settled else complete)[node.id]) for topic, node in self.outputs.items()}
 
 

@@ -368,13 +368,18 @@ class Suppress(Table):
 
     ms: int
     of_windows: bool
+    knows_times: bool = False
+    """Whether the row before a held update has a time, as in Sluice. Kafka Streams does not know when it was written.
+    """
     held: dict[Key, _Held] = field(default_factory=dict)
     time: int = -1
+    sent_at: dict[Key, int] = field(default_factory=dict)
+    """The time of each key's last update that was sent."""
 
     def get(self, key: Key) -> Row | None:
         if key in self.held:
             prior = self.held[key].prior
-            return None if prior is None else Row(prior, -1)  # Kafka Streams does not know when it was written
+            return None if prior is None else Row(prior, self.sent_at.get(key, -1) if self.knows_times else -1)
         return self.parents[0].get(key)
 
     def process(self, record: Record) -> None:
@@ -392,6 +397,7 @@ class Suppress(Table):
                 break
             del self.held[key]
             new = first.update.value.new
+            self.sent_at[key] = first.update.time
             if new is not None or not self.of_windows:
                 self.send(replace(first.update, value=Change(new, first.update.value.old)))
 

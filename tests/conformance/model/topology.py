@@ -21,10 +21,13 @@ _SOURCES: dict[str, type[flow.Node]] = {
 
 
 class Topology:
-    """The nodes of a case's `spec`. `skips_stale_answers`: see `ForeignKeyJoin`."""
+    """The nodes of a case's `spec`. `skips_stale_answers`: see `ForeignKeyJoin`; `knows_held_times`: see `Suppress`."""
 
-    def __init__(self, nodes: Iterable[dict[str, Any]], *, skips_stale_answers: bool = True) -> None:
+    def __init__(
+        self, nodes: Iterable[dict[str, Any]], *, skips_stale_answers: bool = True, knows_held_times: bool = False
+    ) -> None:
         self._skips_stale_answers = skips_stale_answers
+        self._knows_held_times = knows_held_times
         self.nodes: dict[str, Any] = {}
         self._flow = flow.Flow()
         self._sources: dict[str, list[flow.Node]] = {}
@@ -259,6 +262,7 @@ class Topology:
                     rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept, leaves_out_unpassed=leaves_out
                 )
             case "suppress" if node["type"] == "time_limit":
+                about["knows_times"] = self._knows_held_times
                 return tables.Suppress(ms=node["ms"], of_windows=False, **about)
             case "suppress":
                 assert parent.window is not None
@@ -380,9 +384,9 @@ def _windows(
     raise NotImplementedError(window)
 
 
-def run(case: Case, *names: str, skips_stale_answers: bool = True) -> dict[str, list[Record]]:
-    """What the nodes of these names send for the case's inputs. `skips_stale_answers`: see `ForeignKeyJoin`."""
-    topology = Topology(case["spec"]["nodes"], skips_stale_answers=skips_stale_answers)
+def run(case: Case, *names: str, **differences: bool) -> dict[str, list[Record]]:
+    """What the nodes of these names send for the case's inputs. `differences`: the options of `Topology`."""
+    topology = Topology(case["spec"]["nodes"], **differences)
     sent = {name: topology.record_output(name) for name in names}
     for record in case["inputs"]:
         if "advance_wall_clock_ms" in record:
