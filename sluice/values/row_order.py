@@ -11,7 +11,8 @@ A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 - the index of an array's element, four bytes;
 - a result of an operator: 0x20 and its number, four bytes;
 - a release, a result that an operator sends because stream time has advanced: 0x10 (before the results of the row that
-  advances it) or 0x30 (after them), a rank such as the time at which the result was due, and its key;
+  advances it) or 0x30 (after them), a rank such as the time at which the result was due, for a timer that fires after a
+  record the turn of its processor, four bytes, and the result's key;
 - an event, after a release that no record has caused, such as the release of a wall-clock timer: 0x18, the names of
   the operator and the timer, and a number for the record or timer that has set the timer. An event identifies
   the result independently of the batch in which it is sent.
@@ -34,6 +35,7 @@ END_OF_TEXT, ESCAPED = b"\x00", b"\x00\xff"
 """The end of a key or a name in a path, and the bytes for a 0x00 within the key or name."""
 _RESULT_BYTES, _RANK_BYTES = 4, 8
 _SIGN = 1 << 63
+_LAST_STAGE = 0xFFFF
 
 
 END_OF_RECORD = START + _END
@@ -56,15 +58,26 @@ def _element(number: int) -> bytes:
     return _RESULT + number.to_bytes(_RESULT_BYTES, "big")
 
 
-def release_path(path: bytes, rank: int, key: str, *, before: bool) -> bytes:
-    """The path of a result released with a row. Releases sort by rank, before or after the row's own results."""
-    return path + release(rank, before=before) + _escaped(key)
+def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes = b"") -> bytes:
+    """The path of a result released with a row. Releases sort by rank, before or after the row's own results.
+
+    The releases of several operators that have the same `path` need a `turn`, by which they sort before their keys.
+    """
+    return path + release(rank, before=before) + turn + _escaped(key)
 
 
 def release(rank: int, *, before: bool) -> bytes:
     """The element of a release, without its key."""
     # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
     return (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
+
+
+def turn_of_timers(stage: int, operator: int) -> bytes:
+    """The turn of an operator whose timers fire after a record. Those of a later stage have the earlier turn.
+
+    So the timers of a processor fire before it gets the results that timers with the same time have in earlier stages.
+    """
+    return (_LAST_STAGE - stage).to_bytes(2, "big") + operator.to_bytes(2, "big")
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:

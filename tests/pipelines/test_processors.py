@@ -384,6 +384,48 @@ class Seen:
         self.context.forward(timer.key, self.context.store("seen").get("records"))
 
 
+class Numbered:
+    """Numbers what it gets of a key. Its timer, which each record sets anew, sends 0."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[int]) -> None:
+        numbers = self.context.store("numbers")
+        number = numbers.get("last", 0) + 1
+        numbers.put("last", number)
+        self.context.schedule("later", record.time + 5)
+        self.context.forward(record.key, number)
+
+    def on_timer(self, timer: Timer) -> None:
+        self.context.forward(timer.key, 0)
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+def test_of_timers_of_a_chain_with_the_same_time_the_last_processors_fires_first(drive: Drive, by_one: bool) -> None:
+    """All outputs have the order in which the processors have sent their results."""
+    pipeline = Pipeline("chain", workers=2)
+    options: dict[str, Any] = {"stores": {"numbers": int}, "queryable": False, "returns": int}
+    first = pipeline.stream("numbers", value=int).process(Numbered, **options).output
+    first.to("first")
+    second = first.filter("value >= 0").process(Numbered, **options).output
+    outputs = ("second", "third", "fourth")
+    for topic in outputs:
+        second.map_values("value").to(topic)
+    driver = drive(pipeline)
+    for time, key in ((112, "a"), (123, "b")):
+        driver.pipe("numbers", 1, key, timestamp=time)
+        if by_one:
+            driver.commit()
+    of_key = {
+        topic: [(record.value, record.timestamp) for record in driver.read(topic) if record.key == "a"]
+        for topic in outputs
+    }
+    # At 117, the second processor's timer fires before the first one's, whose result is the second one's next record.
+    sent = [(1, 112), (0, 117), (2, 117), (0, 122)]
+    assert of_key == dict.fromkeys(outputs, sent)
+
+
 class Rate(Struct):
     factor: int
 

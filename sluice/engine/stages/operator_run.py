@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
-from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position
+from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position, has_origin
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, due_name, wall_name
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.releases import ClockTime, DueKey, Releases, UnmatchedSearches
@@ -33,6 +33,7 @@ from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import Replaced, State, StoredState
 from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Shard
+from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ class OperatorRun:
                 plan = self.spec.plan
                 after_record = bool(plan.timed_by_topics) or any(edge.counts_every_record for edge in plan.edges)
                 process.fires_with_rows = not after_record
-                releases = Releases(self.timeline, before_row=False, after_record=after_record)
+                turn = turn_of_timers(plan.stage, plan.number) if after_record else b""
+                releases = Releases(self.timeline, before_row=False, turn=turn)
             case Suppress() | VersionedJoin():
                 releases = Releases(self.timeline, before_row=False)
             case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
@@ -299,7 +301,8 @@ class OperatorRun:
         output.operator = self.spec
         output.row = None
         output.headers = self.releases.timeline.headers.get(position)
-        output.start_row(position, due, Released(due, key, self.releases.before_row))
+        turn = self.releases.turn if has_origin(position[0]) else b""
+        output.start_row(position, due, Released(due, key, self.releases.before_row, turn))
         if isinstance(self.operator, Process):
             assert self.timeline is not None
             reached = self.timeline.closed_at(position)

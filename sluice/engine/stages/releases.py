@@ -46,8 +46,8 @@ class Releases:
     When a row advances stream time, the results that become due are sent
 
     - before this row is processed, if `before_row` is true;
-    - after all rows of the same record that were re-keyed as often as this row, if `after_record`
-      is true;
+    - after all rows of the same record that were re-keyed as often as this row, if there is a `turn`
+      (see `row_order.turn_of_timers`);
     - after this row otherwise.
     """
 
@@ -56,11 +56,11 @@ class Releases:
         timeline: Timeline | ClockTime,
         *,
         before_row: bool,
-        after_record: bool = False,
+        turn: bytes = b"",
     ) -> None:
         self.timeline = timeline
         self.before_row = before_row
-        self._after_record = after_record
+        self.turn = turn
         self._heap: list[tuple[int, str]] = []
         """Due time and key. An entry that differs from `_due` is out of date, and is skipped."""
         self._due: dict[str, tuple[int, Position]] = {}
@@ -87,7 +87,7 @@ class Releases:
         due, key = head
         # A result that becomes due while a row is processed comes after that row.
         due_position = turn = max(self.timeline.closing_position(due), self._due[key][1])
-        if self._after_record and has_origin(due_position[0]):
+        if self.turn and has_origin(due_position[0]):
             sequence, origin, path = due_position
             due_position = sequence, origin, end_path(path)
             # Several processors of a chain may have timers that are due after the same record. As in

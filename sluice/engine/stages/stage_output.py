@@ -97,6 +97,8 @@ class Released(NamedTuple):
     key: str
     before_row: bool
     """Whether the results sort before the results of the row that advances stream time."""
+    turn: bytes = b""
+    """See `row_order.release_path`."""
     timer: str = ""
     """The name of the wall-clock timer that sends the results; empty if stream time sends them."""
     cause: int = 0
@@ -274,7 +276,7 @@ class StageOutput:
         assert self.operator is not None
         sequence, _, row_path = self.position
         due = released.due if rank is None else rank
-        path = row_order.release_path(row_path, due, released.key, before=released.before_row)
+        path = row_order.release_path(row_path, due, released.key, before=released.before_row, turn=released.turn)
         if has_origin(sequence):
             return path
         # No record causes a result at the end of a batch. Such a result is identified by the

@@ -50,6 +50,19 @@ def test_releases_are_sorted_by_rank_and_key_around_the_results_of_their_row() -
     assert row_order.result_path(late[1], 9) < late[2]
 
 
+def test_timers_with_the_same_time_are_sorted_by_stage_from_the_last_one_then_by_operator_and_key() -> None:
+    turns = [row_order.turn_of_timers(stage, operator) for stage, operator in ((2, 13), (1, 8), (1, 300))]
+    timers = [
+        row_order.release_path(row_order.END_OF_RECORD, due, key, before=False, turn=turn)
+        for due in (5, 6)
+        for turn in turns
+        for key in ("", "a", "b")
+    ]
+    assert sorted(timers) == timers
+    # Whatever child of the operator gets a result, the result stays among those of its timer.
+    assert row_order.result_path(timers[0], 0) + b"\xff\xff" < timers[1]
+
+
 def test_a_path_with_an_array_element_is_not_constant() -> None:
     elements = [row_order.turn_sql(2), row_order.element_sql("x3_pos")]
     assert row_order.constant_path(elements, rekeyed=False) is None
