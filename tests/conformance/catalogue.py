@@ -57,10 +57,12 @@ class Values:
     Streams skips updates that Sluice sends, and keeps a result if one record changes the left row and deletes the
     right one.
     """
+    replaces_initial: bool = False
+    """Whether the first change of each row says that it replaces the initial aggregate, as in a stream's aggregate."""
     can_be_looked_up: bool = True
     """Whether a join may look up the table's rows. While a suppress holds the first row of a key back, Kafka Streams
     joins with the old row that its table sent with that row. A table joined with itself sends old rows that it has
-    never sent as new ones; Sluice joins with no row then.
+    never sent as new ones, and an aggregate of a stream sends the initial aggregate; Sluice joins with no row then.
     """
     steps: tuple[str, ...] = ()
     """The names of the operators on the way here."""
@@ -122,10 +124,10 @@ def _filter(op: str, nodes: Nodes, node: Values) -> Values:
 
 def _map(nodes: Nodes, node: Values) -> Values:
     value = ["struct", {"n": _small(["+", node.number, _const(1)]), "g": node.text}]
-    return _objects(node, nodes.add("map_values", **{"in": node.id}, value=value))
+    return objects(node, nodes.add("map_values", **{"in": node.id}, value=value))
 
 
-def _objects(node: Values, made: str, **about: Any) -> Values:
+def objects(node: Values, made: str, **about: Any) -> Values:
     """A node behind another one, with values of the usual form."""
     return replace(node, **{"id": made, "number": ["field", "n"], "text": ["field", "g"], "typed": False, **about})
 
@@ -150,7 +152,7 @@ def merge(nodes: Nodes, node: Values, other: Values) -> Values:
     """Both streams need values of one form."""
     both = [one.id if one.id in SOURCES else _map(nodes, one).id for one in (node, other)]
     origins, times = node.origins | other.origins, node.times + other.times
-    return _objects(node, nodes.add("merge", **{"in": both}), origins=origins, times=times)
+    return objects(node, nodes.add("merge", **{"in": both}), origins=origins, times=times)
 
 
 def _diamond(nodes: Nodes, node: Values) -> Values:
@@ -166,12 +168,12 @@ def _deduplicate(nodes: Nodes, node: Values) -> Values:
 def double(nodes: Nodes, node: Values) -> Values:
     """A map by a function. It makes typed values of objects."""
     parent = node if node.typed else _map(nodes, node)
-    return _objects(node, nodes.add("double", **{"in": parent.id}), typed=True)
+    return objects(node, nodes.add("double", **{"in": parent.id}), typed=True)
 
 
 def _process(nodes: Nodes, node: Values) -> Values:
     plain = _map(nodes, node)
-    return _objects(node, nodes.add("process", **{"in": plain.id}), times=2 * node.times)
+    return objects(node, nodes.add("process", **{"in": plain.id}), times=2 * node.times)
 
 
 def _process_values(nodes: Nodes, node: Values) -> Values:
@@ -180,7 +182,7 @@ def _process_values(nodes: Nodes, node: Values) -> Values:
     for table in ("t", "w"):
         number = ["+", number, ["not_null", ["lookup", table, node.text]]]
     value = ["struct", {"n": _small(number), "g": ["concat", node.text]}]
-    return _objects(node, nodes.add("process_values", **{"in": node.id}, value=value))
+    return objects(node, nodes.add("process_values", **{"in": node.id}, value=value))
 
 
 def _processed_by_window(nodes: Nodes, node: Values) -> Values:
@@ -190,14 +192,14 @@ def _processed_by_window(nodes: Nodes, node: Values) -> Values:
     value = ["struct", {"n": _small(["+", node.number, number]), "g": ["concat", node.text, ["key"]]}]
     made = nodes.add("process_values", **{"in": stream}, value=value)
     table = nodes.add("to_table", **{"in": made})
-    return _objects(node, table, kind="windowed", subtracts=True)
+    return objects(node, table, kind="windowed", subtracts=True, replaces_initial=False)
 
 
 def _punctuate(nodes: Nodes, node: Values) -> Values:
     about = {"type": "stream_time", "every_ms": 7, "reset": False, "forward": False}
     made = nodes.add("punctuate", **{"in": node.id}, **about)
     value = ["struct", {"n": _small(["+", ["field", "n"], ["field", "at"]]), "g": ["key"]}]
-    return _objects(node, nodes.add("map_values", **{"in": made}, value=value))
+    return objects(node, nodes.add("map_values", **{"in": made}, value=value))
 
 
 AGGREGATES: tuple[tuple[str, str], ...] = (("s", "sum"), ("l", "collect_list"))
@@ -216,7 +218,8 @@ def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Val
     # The list's digest also depends on the order of the records.
     number = _small(["+", ["field", "s"], ["digest", ["field", "l"]]])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
-    return replace(node, id=made, kind="table", number=number, text=text, typed=False)
+    about_values: dict[str, Any] = {"number": number, "text": text, "typed": False}
+    return replace(node, id=made, kind="table", replaces_initial=node.kind == "stream", **about_values)
 
 
 def _regrouped(nodes: Nodes, node: Values) -> Values:
@@ -226,7 +229,8 @@ def _regrouped(nodes: Nodes, node: Values) -> Values:
     start = ["mod", ["window_start"], _const(3)]
     columns = [{"name": "s", "fn": "sum", "expr": node.number}]
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, group_key=["str", start])
-    return _objects(node, made, kind="table", number=_small(["field", "s"]), text=["key"])
+    text = ["key"]
+    return objects(node, made, kind="table", number=_small(["field", "s"]), text=text, replaces_initial=False)
 
 
 def _by_window(nodes: Nodes, node: Values) -> Values:
@@ -234,7 +238,8 @@ def _by_window(nodes: Nodes, node: Values) -> Values:
     stream = nodes.add("to_stream", **{"in": node.id}, keep_window=True)
     made = nodes.add("aggregate", **{"in": stream}, aggs=[{"name": "c", "fn": "count"}])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
-    return _objects(node, made, kind="windowed", number=_small(["field", "c"]), text=text, subtracts=True)
+    number = _small(["field", "c"])
+    return objects(node, made, kind="windowed", number=number, text=text, subtracts=True, replaces_initial=True)
 
 
 def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
@@ -242,7 +247,7 @@ def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
     columns = [{"name": "s", "fn": "sum", "expr": node.number}]
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, window=window, emit="window_close")
     stream = nodes.add("to_stream", **{"in": made})
-    return _objects(node, stream, number=_small(["field", "s"]), text=["key"])
+    return objects(node, stream, number=_small(["field", "s"]), text=["key"])
 
 
 def _cogroup(nodes: Nodes, node: Values) -> Values:
@@ -256,7 +261,8 @@ def _cogroup(nodes: Nodes, node: Values) -> Values:
     number = _small(["+", ["*", ["field", "s"], _const(3)], ["field", "t"]])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
     origins = node.origins | source.origins
-    return _objects(node, made, kind="table", number=number, text=text, origins=origins, times=node.times + 1)
+    about: dict[str, Any] = {"origins": origins, "times": node.times + 1, "replaces_initial": True}
+    return objects(node, made, kind="table", number=number, text=text, **about)
 
 
 def _as_of(how: str, nodes: Nodes, node: Values) -> Values:
@@ -270,7 +276,8 @@ def _reduce(group: str, nodes: Nodes, node: Values) -> Values:
         raise Unfit("no step gives a table's values a type")
     typed = node if node.typed else double(nodes, node)
     keys = {} if group == "key" else {"group_key": typed.text}
-    return _objects(node, nodes.add("reduce", **{"in": typed.id}, **keys), kind="table", typed=True)
+    made = nodes.add("reduce", **{"in": typed.id}, **keys)
+    return objects(node, made, kind="table", typed=True, replaces_initial=False)
 
 
 def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
@@ -281,7 +288,10 @@ def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values)
     about: dict[str, Any] = {"in": plain.id} | ({} if group == "key" else {"group_key": plain.text})
     made = nodes.add("fold", **about, **({"window": window} if window else {}))
     text = ["str", ["mod", ["value"], _const(3)]]
-    return replace(node, id=made, kind="table", number=_small(["value"]), text=text, typed=False)
+    number, replaces_initial = _small(["value"]), node.kind == "stream"
+    return replace(
+        node, id=made, kind="table", number=number, text=text, typed=False, replaces_initial=replaces_initial
+    )
 
 
 def _to_table(nodes: Nodes, node: Values, **options: Any) -> Values:
@@ -289,14 +299,14 @@ def _to_table(nodes: Nodes, node: Values, **options: Any) -> Values:
 
 
 def _to_stream(nodes: Nodes, node: Values) -> Values:
-    return replace(node, id=nodes.add("to_stream", **{"in": node.id}))
+    return replace(node, id=nodes.add("to_stream", **{"in": node.id}), replaces_initial=False)
 
 
 def _suppress(nodes: Nodes, node: Values, **how: Any) -> Values:
     made = nodes.add("suppress", **{"in": node.id}, **how)
     if how["type"] != "time_limit":
         return replace(node, id=made)
-    return replace(node, id=made, subtracts=False, can_be_looked_up=node.subtracts)
+    return replace(node, id=made, subtracts=False, can_be_looked_up=node.subtracts and not node.replaces_initial)
 
 
 def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> Values:
@@ -316,12 +326,13 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
     text = ["if_null", _of("left", left.text), _of("right", right.text)]
     is_shared = left.kind == right.kind == "table" and bool(left.origins & right.origins)
+    replaces_initial = left.kind != "stream" and (left.replaces_initial or right.replaces_initial) and "fk" not in about
     return replace(
         left, id=made, number=number, text=text, typed=False, times=left.times + right.times,
         origins=left.origins | right.origins, subtracts=left.subtracts and right.subtracts and not is_shared,
         settled=left.settled and right.settled and not (is_shared and "fk" in about),
         deletes=not ((is_shared and how == "inner") or left.hides_deletions or right.hides_deletions),
-        hides_deletions=False, is_joined=True,
+        hides_deletions=False, is_joined=True, replaces_initial=replaces_initial,
     )  # fmt: skip
 
 
@@ -483,18 +494,18 @@ class Chain:
 def chains(length: int) -> Iterator[Chain]:
     """All chains of so many operators that fit behind each other."""
     for steps in itertools.product(STEPS, repeat=length):
-        if (chain := _fitting(steps)) is not None:
+        if (chain := fitting(steps)) is not None:
             yield chain
 
 
 def random_chain(chance: random.Random, length: int) -> Chain:
     """One of the chains of so many operators."""
     while True:
-        if (chain := _fitting(chance.choices(STEPS, k=length))) is not None:
+        if (chain := fitting(chance.choices(STEPS, k=length))) is not None:
             return chain
 
 
-def _fitting(steps: Sequence[Step]) -> Chain | None:
+def fitting(steps: Sequence[Step]) -> Chain | None:
     """A chain of operators; None if one cannot follow another. Sources are no windowed tables."""
     fit = all(one.gives == following.takes for one, following in itertools.pairwise(steps))
     if not fit or steps[0].takes == "windowed":

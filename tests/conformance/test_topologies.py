@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conformance import catalogue, topologies
-from tests.conformance.catalogue import Nodes, Values
+from tests.conformance.catalogue import Nodes, Unfit, Values
 from tests.conformance.topologies import Input, Topology, Trial, records, try_all
 
 
@@ -129,6 +129,18 @@ def test_steps_have_the_results_of_the_model(add: Callable[[Nodes], Values], inp
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
     assert [problem for _, problem in Trial([topology], inputs).problems()] == []
+
+
+@pytest.mark.parametrize("aggregate", ["aggregate by key", "fold by text", "cogroup"])
+def test_no_join_looks_up_the_held_rows_of_an_aggregate_of_a_stream(aggregate: str) -> None:
+    """While its first result is held, Kafka Streams joins with the initial aggregate, and Sluice with no row."""
+    nodes = Nodes()
+    totals = STEPS[aggregate].after(nodes, nodes.sources["l"])
+    catalogue.join("inner", nodes, nodes.sources["u"], totals)
+    held = STEPS["table suppress until a limit"].after(nodes, totals)
+    with pytest.raises(Unfit, match="never sent"):
+        catalogue.join("inner", nodes, nodes.sources["u"], held)
+    catalogue.join("inner", nodes, nodes.sources["u"], STEPS["table aggregate by text"].after(nodes, totals))
 
 
 @dataclass
