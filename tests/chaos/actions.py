@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
 import pytest
 
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.compatibility import CompatibilityError
+from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
@@ -50,6 +52,7 @@ POINTS = {
     "before the ledger": Point(Snapshots, "publish"),
     "after the ledger": Point(Snapshots, "publish", after=True),
     "before Spark's commit": Point(Publisher, "__call__", after=True),
+    "before the query": Point(JobQuery, "start_batch"),
     "before the plan": Point(Plans, "add"),
     "after the plan": Point(Plans, "add", after=True),
 }
@@ -125,14 +128,53 @@ def crashed_run(episode: Episode) -> str:
     return f"crash {name}, at the {nth}. time: {ended}"
 
 
+def crashed_backlog(episode: Episode) -> str:
+    """The driver dies in one of many batches, so that its tasks may read the next one."""
+    episode.send_some(40)
+    name, nth, most = episode.chance.choice([*POINTS]), episode.chance.randint(1, 6), episode.chance.choice((4, 8))
+    with interrupted(POINTS[name], crash, nth):
+        ended = attempt(episode, Crash, EngineError, max_records=most)
+    return f"crash {name} of a backlog, at the {nth}. time: {ended}"
+
+
+def killed_worker(episode: Episode) -> str:
+    """One of Spark's Python processes is killed at any moment of a run over many batches."""
+    episode.send_some(40)
+    workers = python_workers()
+    if not workers:
+        return "Spark has no Python process"
+    wait_s, victim = episode.chance.uniform(0, 3), episode.chance.randrange(100)
+
+    def kill() -> None:
+        alive = python_workers()
+        with suppress(psutil.NoSuchProcess):
+            alive[victim % len(alive)].kill()
+
+    timer = threading.Timer(wait_s, kill)
+    timer.start()
+    try:
+        ended = f"read {episode.run(max_records=episode.chance.choice((4, 8)))}"
+    except EngineError as error:
+        ended = f"{error}"
+    finally:
+        timer.join()
+    return f"a Python process of Spark is killed after {wait_s:.1f} s: {ended}"
+
+
+def python_workers() -> list[psutil.Process]:
+    """The Python processes that run Spark's tasks for this process."""
+    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("python")]
+
+
 def lost_lease(episode: Episode) -> str:
     """Another driver takes the lease in the middle of a batch, and does nothing."""
     name = episode.chance.choice(("before the shards", "after the shards", "before the output"))
     if not episode.ends:
         return "no lease yet"
+    episode.send_some(10)
     with interrupted(POINTS[name], episode.take_lease):
         try:
-            ended = f"read {episode.run()}"
+            ended = f"read {episode.run(max_records=episode.chance.choice((6, 1_000)))}"
         except (LeaseError, EngineError) as error:
             ended = type(error).__name__
     return f"the lease is lost {name}: {ended}, then read {episode.run()}"
@@ -314,9 +356,9 @@ def compacted(episode: Episode) -> str:
 
 Action = Callable[[Episode], str]
 ACTIONS: dict[Action, int] = {
-    run: 3, crashed_run: 8, another_host: 3, rebuild: 1, build_beside: 1, other_workers: 2, edited: 1,
-    lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1, global_change: 1,
-    idle: 1, lingering: 1, run_small_batches: 3, backlog: 1,
+    run: 3, crashed_run: 8, crashed_backlog: 3, killed_worker: 2, another_host: 3, rebuild: 1, build_beside: 1,
+    other_workers: 2, edited: 1, lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1,
+    global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion. In this order, rebuilds have little to replay."""
 LAST: dict[Action, int] = {finish: 3, compacted: 1}

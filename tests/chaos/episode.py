@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,7 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.model import Snapshot
 from sluice.state.shard.addresses import is_file
 from tests.chaos.extras import add_extras, different_extras
+from tests.chaos.one_shuffle import one_shuffle
 from tests.conformance import catalogue
 from tests.conformance.catalogue import SOURCES, Nodes
 from tests.conformance.model.flow import Record, Windowed
@@ -67,9 +68,15 @@ class Episode(Running):
     def __init__(self, running: Running, seed: int) -> None:
         super().__init__(running.spark, running.names, running.pipeline, running.settings, running.kafka)
         self.chance = random.Random(seed)
+        self.reads_ahead = self.chance.random() < 0.5
+        """Whether rows are shuffled once, so that the tasks read a batch while the previous one's output is written."""
         count = self.chance.choice((1, 1, 2))
         self.topologies = [Topology.random(1_000 * seed + number, operators=5) for number in range(count)]
-        self.since = [0] * count
+        self.sources: Collection[str] = tuple(SOURCES)
+        """The sources that the pipeline reads."""
+        if self.reads_ahead:
+            self.topologies, self.sources = one_shuffle(self.chance, count + 1)
+        self.since = [0] * len(self.topologies)
         """For each topology, the number of batches that had been published before it was added."""
         self.sent: list[Sent] = []
         self.ends: list[dict[tuple[str, int], int]] = []
@@ -77,7 +84,7 @@ class Episode(Running):
         self._clock = START_MS
         self._used: set[int] = set()
         self._offsets: Counter[str] = Counter()
-        self.has_extras = self.chance.random() < 0.4
+        self.has_extras = "t" in self.sources and self.chance.random() < 0.4
         self.is_history_known = True
         """Whether a rebuild has read all records that the pipeline had read before it."""
         self.is_output_known = True
@@ -89,7 +96,7 @@ class Episode(Running):
     def set_workers(self, workers: int) -> None:
         """Build the pipeline again, with another number of workers."""
         self.pipeline = Pipeline(self.names.prefix, workers=workers)
-        sources = add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.")
+        sources = add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.", self.sources)
         if self.has_extras:
             add_extras(self.pipeline, sources, self.names, with_tables=bool(self.settings.connections))
 
@@ -293,7 +300,7 @@ class Episode(Running):
 
     def _different(self, prefix: str, topology: Topology, inputs: Sequence[Input]) -> Iterator[str]:
         """The outputs and stores that differ from the model's."""
-        model = Model(topology.nodes)
+        model = Model(topology.nodes, knows_held_times=True)
         sent = {suffix: model.record_output(node.id) for suffix, node in topology.outputs.items()}
         for one in inputs:
             model.pipe(one["topic"], Record(one["key"], one["value"], one["ts"]))

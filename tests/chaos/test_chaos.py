@@ -10,7 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sluice.local.broker import EmbeddedKafka
-from tests.chaos.actions import ACTIONS, Action, chosen, compacted, run
+from sluice.plan import plan
+from tests.chaos.actions import ACTIONS, Action, chosen, compacted, crashed_backlog, lost_lease, other_workers, run
+from tests.chaos.episode import Episode
 from tests.chaos.world import Choice, World, try_episode
 from tests.engine.conftest import run_session
 
@@ -42,6 +44,16 @@ def try_one(
 )
 def test_episodes_with_each_action_end_with_the_results_of_the_model(try_one: Try, actions: list[Action]) -> None:
     try_one(52, lambda _: actions)
+
+
+@pytest.mark.timeout(600)
+def test_crashes_while_tasks_read_ahead_do_not_change_the_results(try_one: Try) -> None:
+    def actions(episode: Episode) -> list[Action]:
+        assert episode.reads_ahead
+        assert plan(episode.pipeline).job.has_one_shuffle
+        return [*[crashed_backlog] * 4, lost_lease, other_workers, crashed_backlog]
+
+    try_one(3, actions)
 
 
 @pytest.mark.spark

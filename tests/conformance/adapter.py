@@ -400,7 +400,7 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
                 processor(node),
                 stores={"counts": int},
                 by=None if is_windowed else "coalesce(concat('k', _key), '')",
-                tables={name: handles[name] for name in _looked_up(node)},
+                tables={name: handles[name] for name in looked_up(node)},
                 queryable=False,
                 returns=values.contract(built._kind_at(node["id"], [])),
             ).output
@@ -426,15 +426,15 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
             return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
 
 
-def _looked_up(expression: Any) -> set[str]:
+def looked_up(expression: Any) -> set[str]:
     """The tables that a node's expressions look up."""
     match expression:
         case ["lookup", table, key]:
-            return {table} | _looked_up(key)
+            return {table} | looked_up(key)
         case list():
-            return set().union(*map(_looked_up, expression))
+            return set().union(*map(looked_up, expression))
         case dict():
-            return _looked_up([*expression.values()])
+            return looked_up([*expression.values()])
         case _:
             return set()
 

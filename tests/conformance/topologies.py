@@ -33,7 +33,7 @@ from sluice.testing.local_run import why_not_local
 from sluice.testing.piped_records import PipedRecords
 from sluice.testing.topology_test_driver import shared_session
 from tests.conformance import catalogue
-from tests.conformance.adapter import Built, add_nodes
+from tests.conformance.adapter import Built, add_nodes, looked_up
 from tests.conformance.catalogue import SOURCES, Chain, Kind, Nodes, Unfit, Values
 from tests.conformance.model.flow import Record, Windowed
 from tests.conformance.model.topology import run
@@ -92,6 +92,13 @@ class Topology:
         complete = run(case, *names, knows_held_times=True, skips_stale_answers=False)
         return {topic: by_key((sent if node.settled else complete)[node.id]) for topic, node in self.outputs.items()}
 
+    @property
+    def used_sources(self) -> set[str]:
+        """The sources that a node of the topology reads or looks up."""
+        nodes = [node for node in self.nodes if node["id"] not in SOURCES]
+        parts = [part for node in nodes for part in node.get("parts", ())]
+        return (_inputs([*nodes, *parts]) | looked_up([*nodes])) & {*SOURCES}
+
 
 def _inputs(nodes: Sequence[dict[str, Any]]) -> set[str]:
     """The nodes that another node reads."""
@@ -137,26 +144,32 @@ def records(chance: random.Random, count: int, partitions: int = 1) -> Iterator[
         }
 
 
-def add_topologies(pipeline: Pipeline, topologies: Sequence[Topology], prefix: str = "") -> dict[str, Any]:
-    """Add topologies that share the sources, which are returned. The names of topics begin with `prefix`."""
+def add_topologies(
+    pipeline: Pipeline, topologies: Sequence[Topology], prefix: str = "", sources: Collection[str] = tuple(SOURCES)
+) -> dict[str, Any]:
+    """Add topologies that share the sources, which are returned. The names of topics begin with `prefix`.
+
+    `sources`: the names of the sources that the pipeline reads, among them all that the topologies use.
+    """
     value = contract({"n": "int", "g": "str"})
-    sources: dict[str, Any] = {}
-    for name, op in SOURCES.items():
-        match op:
+    added: dict[str, Any] = {}
+    for name in sources:
+        match SOURCES[name]:
             case "stream":
-                sources[name] = pipeline.stream(f"{prefix}{name}", value=value, nulls="keep")
+                added[name] = pipeline.stream(f"{prefix}{name}", value=value, nulls="keep")
             case "table":
-                sources[name] = pipeline.table(f"{prefix}{name}", value=value)
+                added[name] = pipeline.table(f"{prefix}{name}", value=value)
             case "global_table":
-                sources[name] = pipeline.global_table(f"{prefix}{name}", value=value)
+                added[name] = pipeline.global_table(f"{prefix}{name}", value=value)
     samples = [{"topic": name, "value": {"n": 1, "g": "a"}} for name in SOURCES]
     for number, topology in enumerate(topologies):
-        handles = dict(sources)
-        spec = {"nodes": topology.nodes, "sink": topology.nodes[-1]["id"], "result_kind": "stream"}
+        handles = dict(added)
+        nodes = [node for node in topology.nodes if node["id"] in added or node["id"] not in SOURCES]
+        spec = {"nodes": nodes, "sink": topology.nodes[-1]["id"], "result_kind": "stream"}
         add_nodes(pipeline, Built({"spec": spec, "inputs": samples}, f"t{number}"), handles)
         for topic, node in topology.outputs.items():
             handles[node.id].to(f"{prefix}t{number}_{topic}")
-    return sources
+    return added
 
 
 def random_value(chance: random.Random) -> dict[str, Any]:
