@@ -228,6 +228,25 @@ class Job:
         return self.stage_count + (not self.writes_in_last_stage) == 1
 
     @property
+    def read_clocks(self) -> frozenset[str]:
+        """The names under which the tasks that read the records keep stream times."""
+        return frozenset([group.name for group in self.groups] + self._clocks_of_operators_read)
+
+    @property
+    def reads_without_stages(self) -> bool:
+        """Whether the tasks that read the records need no stream time that only the stages before know.
+
+        If stream time goes on for idle partitions, the time of an operator can be later than that of the partition.
+        """
+        waits = self.pipeline.idle_timeout_ms is not None or self.pipeline.advance_when_idle_ms is not None
+        return not (waits and self._clocks_of_operators_read)
+
+    @property
+    def _clocks_of_operators_read(self) -> list[str]:
+        timed = [operator for operator in self.operators if operator.has_own_stream_time]
+        return [operator.clock for operator in timed if operator.is_timed_by_source]
+
+    @property
     def has_operators(self) -> bool:
         """Whether the job has operators, whose results depend on the order of all records."""
         return bool(self.operators)

@@ -109,7 +109,8 @@ class PipedRun:
     def plan(self, batch: int, *, reads_records: bool = True) -> BatchStart:
         """Plan a batch. Returns its start, which its tasks need."""
         planned = PlannedBatch(number=batch, begun=self.clock.now())
-        return BatchStart(batch, planned.begun, self._publisher.begin(planned, {}, reads_records=reads_records))
+        times = self._publisher.begin(planned, {}, reads_records=reads_records)
+        return BatchStart.of(batch, planned.begun, times, self.job.read_clocks)
 
     def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""

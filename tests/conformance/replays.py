@@ -370,5 +370,6 @@ class _Run:
         planned = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
         planned = self._ledger.plans.add(ref, planned, self.written.epoch)
         times = self._publisher.begin(planned, {})
-        self._query.run(records, BatchStart(number, planned.begun, times), self._publisher)
+        start = BatchStart.of(number, planned.begun, times, self._query.storage.job.read_clocks)
+        self._query.run(records, start, self._publisher)
         self.batch = number

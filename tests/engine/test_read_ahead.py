@@ -1,8 +1,9 @@
-"""While the output of a batch is written, the tasks already read the records of the next batch."""
+"""While a batch is written, tasks already read the records of the next batch."""
 
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,9 +12,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
-from sluice import Pipeline, Serde, tumbling
+from sluice import Pipeline, Serde, Stream, session, sliding, tumbling, within
+from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.read_ahead import ReadAhead
@@ -119,18 +125,29 @@ def test_the_next_batch_is_read_while_output_is_written(
     assert [snapshot.batch for snapshot in running.snapshots()] == [0, 1, 2]
 
 
-def test_the_rows_of_a_batch_are_measured_before_its_output_is_written(
-    start: Start, seen: Seen, before_sending: dict[int, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+def test_the_next_batch_is_read_while_the_shards_are_written(
+    start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size of the next batch, which is read from then on, may follow from them."""
+    write = RowsOnSpark.write
+
+    def write_when_read(rows: RowsOnSpark) -> Any:
+        seen.wait_for(3)
+        return write(rows)
+
+    monkeypatch.setattr(RowsOnSpark, "write", write_when_read)
+    running = start(counted(seen))
+    running.send("clicks", *(click(number) for number in range(4)))
+    running.run(max_records=2)
+    assert copies(running) == [0, 1, 2, 3]
+    assert [seen.times(number) for number in range(4)] == [1] * 4
+
+
+def test_the_rows_of_every_batch_are_measured(start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
     monkeypatch.setattr(BatchSize, "measure", lambda _, records, row_bytes: measured.append(records))
     running = start(counted(seen))
     running.send("clicks", *(click(number) for number in range(4)))
-    before: list[int] = []
-    before_sending[0] = lambda: before.extend(measured)
     running.run(max_records=3)
-    assert before == measured[:1]
     assert sum(measured) == 4
 
 
@@ -144,6 +161,118 @@ def test_late_records_are_those_of_a_run_that_reads_nothing_ahead(start: Start, 
         running.run(max_records=most)
         results.append((counts(running), running.counts("late/counts")))
     assert results[0] == results[1] == ({0: 1, 20_000: 2, 40_000: 1}, 4)
+
+
+def in_sessions(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
+    clicks.group_by_key().windowed_by(session("4 seconds", grace="2 seconds")).count(store="results")
+
+
+def in_sliding_windows(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
+    clicks.group_by_key().windowed_by(sliding("4 seconds", grace="2 seconds")).count(store="results")
+
+
+def when_windows_close(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
+    windows = clicks.group_by_key().windowed_by(tumbling("4 seconds", grace="2 seconds"))
+    results = windows.aggregate(int, add, store="results", returns=int).suppress_until_window_closes()
+    results.to_stream().to(names("results"))
+
+
+def joined(names: Names, clicks: Stream[Click], others: Stream[Click]) -> None:
+    clicks.left_join(others, within("3 seconds", grace="1 second")).to(names("results"))
+
+
+def everything(names: Names, clicks: Stream[Click], others: Stream[Click]) -> None:
+    in_sliding_windows(names, clicks, others)
+    joined(names, clicks, others)
+    clicks.group_by_key().windowed_by(tumbling("4 seconds", grace="1 second")).count(store="counts")
+
+
+def add(total: int, click: Click) -> int:
+    return total + click.number
+
+
+Shape = Callable[[Names, Stream[Click], Stream[Click]], None]
+
+
+def shaped(shape: Shape, seen: Seen, **options: Any) -> Build:
+    def build(names: Names) -> Pipeline:
+        pipeline = names.pipeline(**options)
+        serde = Serde(Click, decode=seen)
+        clicks, others = (
+            pipeline.stream(names(topic), value=serde, event_time="at", on_error="fail")
+            for topic in ("clicks", "others")
+        )
+        shape(names, clicks, others)
+        return pipeline
+
+    return build
+
+
+def send_clicks(running: Running, seed: int, *partitions: int, late_by: int = 0) -> None:
+    """Write clicks of three keys, many of them out of order, to these partitions of both topics."""
+    chance, now = random.Random(seed), 40_000
+    for number in range(seed * 100, seed * 100 + 16):
+        now += chance.randrange(2_500)
+        at = now - late_by - chance.choice((0, 0, 500, 4_000))
+        key = chance.choice((b"a", b"b", b"c"))
+        topic, partition = chance.choice(("clicks", "others")), chance.choice(partitions)
+        # The Kafka timestamps decide in which order the records of different partitions are processed.
+        running.send(topic, (key, click(number, at)), partition=partition, timestamp=START_MS + number)
+
+
+def add_partitions(running: Running, *topics: str) -> None:
+    """Give topics a third partition."""
+    partitions = [NewPartitions(running.names(topic), 3) for topic in topics]
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    for future in admin.create_partitions(partitions).values():
+        future.result(20)
+    # The old producer may not know the partitions yet.
+    running.producer = Producer({"bootstrap.servers": running.bootstrap})
+
+
+def results_of(running: Running) -> dict[str, Any]:
+    """The pipeline's stores, and its outputs by the names that the test gives their topics."""
+    everything = running.everything()
+    outputs = {topic.removeprefix(running.names("")): records for topic, records in everything["outputs"].items()}
+    return {"stores": everything["stores"], "outputs": outputs}
+
+
+@pytest.mark.parametrize("shape", [in_sessions, in_sliding_windows, when_windows_close, joined, everything])
+def test_results_are_those_of_a_run_that_reads_nothing_ahead(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape
+) -> None:
+    """Each record is read once, and a new partition, which is behind the others, changes nothing about it."""
+    results = []
+    for reads_ahead in (True, False):
+        (tmp_path / f"{reads_ahead}").mkdir()
+        seen = Seen(tmp_path / f"{reads_ahead}")
+        if not reads_ahead:
+            monkeypatch.setattr(Publisher, "can_read_ahead", False)
+        running = start(shaped(shape, seen), clicks=2, others=2)
+        for seed, more in ((1, {}), (2, {}), (3, {"late_by": 30_000})):
+            if more:
+                add_partitions(running, "clicks", "others")
+            send_clicks(running, seed, *range(3 if more else 2), **more)
+            running.run(max_records=3)
+        assert {seen.times(int(file.name)) for file in seen.folder.iterdir()} == {1}
+        results.append(results_of(running))
+        assert len(running.snapshots()) > 9
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"idle_timeout": "5 seconds"}, {"advance_when_idle": "5 seconds"}], ids=["idle", "advance"]
+)
+def test_tasks_that_need_a_time_of_the_stages_do_not_read_ahead(
+    start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """A partition that was idle continues from the time up to which windows are closed, which the stages find."""
+    begun: list[object] = []
+    monkeypatch.setattr(ReadAhead, "begin_next", lambda _, times: begun.append(times))
+    running = start(shaped(in_sessions, seen, **options), clicks=2, others=2)
+    send_clicks(running, 1, 0, 1)
+    running.run(max_records=3)
+    assert not begun
 
 
 def test_a_batch_that_was_read_in_vain_is_repeated(

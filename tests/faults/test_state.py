@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from sluice import Decimal2, Pipeline, tumbling
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.compatibility import CompatibilityError
@@ -62,8 +63,8 @@ def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
     running, finish = start(shop), BatchQuery.finish
     for damage in (lambda file: file.write_text("v1\n{"), lambda file: file.write_text(""), Path.unlink):
 
-        def finish_and_damage(query: BatchQuery, damage: Callable[[Path], Any] = damage) -> None:
-            finish(query)
+        def finish_and_damage(query: BatchQuery, start: BatchStart, damage: Callable[[Path], Any] = damage) -> None:
+            finish(query, start)
             files = [*filter(Path.is_file, Path(query._checkpoint.name).rglob("*"))]
             assert files
             for file in files:

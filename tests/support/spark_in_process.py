@@ -14,8 +14,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Thread, local
 from typing import Any, Self, cast
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
@@ -63,21 +64,52 @@ class Part:
 
 
 @dataclass
+class Accumulator(Part):
+    """What tasks have reported. Their copies of it are the driver's own."""
+
+    value: dict[str, int]
+
+    def __post_init__(self) -> None:
+        _ACCUMULATORS[id(self)] = self
+
+    def __reduce__(self) -> tuple[Callable[[int], Accumulator], tuple[int]]:
+        return _accumulator, (id(self),)
+
+    def add(self, value: dict[str, int]) -> None:
+        self.value = self.value | value
+
+
+_ACCUMULATORS: WeakValueDictionary[int, Accumulator] = WeakValueDictionary()
+
+
+def _accumulator(number: int) -> Accumulator:
+    return _ACCUMULATORS[number]
+
+
+@dataclass
 class Context(Part):
     """The session's context. Queries read the start of their batch from its local properties."""
 
     master = "local[1]"
     defaultParallelism = 1
-    properties: dict[str, str] = field(default_factory=dict)
+    _local: local = field(default_factory=local)
     _conf: Settings = field(default_factory=Settings)
     _gateway = Anything()
+
+    def accumulator(self, value: dict[str, int], _: object) -> Accumulator:
+        return Accumulator(value)
 
     def setLocalProperty(self, name: str, value: str) -> None:
         self.properties[name] = value
 
     @property
+    def properties(self) -> dict[str, str]:
+        """The local properties of this thread."""
+        return cast(dict[str, str], vars(self._local).setdefault("properties", {}))
+
+    @property
     def start(self) -> batch_start.BatchStart:
-        """The start of the batch that runs next."""
+        """The start of the batch whose tasks this thread runs."""
         return batch_start._decode_start(self.properties[batch_start._START])
 
 
@@ -186,7 +218,7 @@ class Frame(Part):
         # A task has copies of the driver's objects, and each task has its own.
         pickled = CloudPickleSerializer().dumps(task)  # type: ignore[no-untyped-call]
         for number, batches in enumerate(self.partitions()):
-            with worker_context(number):
+            with worker_context(number), batch_context(self.sparkSession.sparkContext.start):
                 copy: Task = CloudPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
                 results.append(list(copy(iter(batches))))
         return results
@@ -229,17 +261,18 @@ class Query:
         return self
 
     def start(self) -> Self:
-        # A query keeps the properties of the thread that starts it.
-        self._thread = Thread(target=self._run, args=[self.frame.sparkSession.sparkContext.start], daemon=True)
+        properties = self.frame.sparkSession.sparkContext.properties
+        self._thread = Thread(target=self._run, args=[dict(properties)], daemon=True)
         self.frame.sparkSession.streams.active.append(self)
         self._thread.start()
         return self
 
-    def _run(self, start: batch_start.BatchStart) -> None:
+    def _run(self, properties: dict[str, str]) -> None:
+        """Run the batch in this thread, with the properties of the thread that has started the query."""
         try:
-            with batch_context(start):
-                through_shuffle = self.frame.through_shuffle
-                self.sink(self.frame if through_shuffle is None else through_shuffle(), 0)
+            self.frame.sparkSession.sparkContext.properties.update(properties)
+            through_shuffle = self.frame.through_shuffle
+            self.sink(self.frame if through_shuffle is None else through_shuffle(), 0)
         except BaseException as error:
             self._error = error
         finally:

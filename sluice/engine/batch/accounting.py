@@ -152,7 +152,15 @@ class StreamTimeReader:
         return cls(counts, job.pipeline.idle_timeout_ms, job.pipeline.advance_when_idle_ms is not None)
 
     def before(self, start: BatchStart) -> StreamTimes:
-        return StreamTimes(start.times, self.partitions, start.begun, self.idle_timeout_ms, self.goes_on_when_idle)
+        """The times for a stage."""
+        return self._at(start, start.times)
+
+    def before_reading(self, start: BatchStart) -> StreamTimes:
+        """The times for a task that reads records."""
+        return self._at(start, start.read_times)
+
+    def _at(self, start: BatchStart, times: Mapping[str, int]) -> StreamTimes:
+        return StreamTimes(times, self.partitions, start.begun, self.idle_timeout_ms, self.goes_on_when_idle)
 
 
 @dataclass
@@ -284,10 +292,7 @@ class RecordSinks:
         for output, tables in results.outputs.items():
             results.counts.update(self.side_outputs.add_records(output, name, concatenate_records(tables)))
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_stats(
-            name,
-            BatchStats(dict(results.counts), times, f"{topic}-{partition}"),
-        )
+        self.side_outputs.add_stats_of_reading(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:

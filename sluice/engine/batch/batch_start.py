@@ -7,16 +7,17 @@ query. The hosts therefore need not share a file.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from zlib import compress, decompress
 
 import msgspec
 
+from sluice.engine.batch.stream_time import CLOSED, split_times
 from sluice.values.record_places import Range
 
 if TYPE_CHECKING:
@@ -37,14 +38,50 @@ class BatchStart(msgspec.Struct, frozen=True):
     number: int
     begun: int
     """The time at which the batch was planned, epoch ms; a retry does not change it."""
-    times: Mapping[str, int] = {}
-    """The stream times that the batch continues from."""
+    read_times: Mapping[str, int] = {}
+    """The stream times from which the tasks that read the records continue."""
     ranges: Sequence[Range] = ()
     """The records that the batch reads from Kafka, sorted by topic and partition."""
+    stage_times: Mapping[str, int] = {}
+    """The other stream times, from which the stages continue. Empty while the stages of the batch before still run."""
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        begun: int,
+        times: Mapping[str, int],
+        read_clocks: Collection[str],
+        ranges: Sequence[Range] = (),
+    ) -> Self:
+        """The start of a batch with these stream times. `read_clocks`: see `Job.read_clocks`."""
+        read_times, stage_times = split_times(times, read_clocks)
+        return cls(number, begun, read_times, ranges, stage_times)
+
+    @property
+    def times(self) -> Mapping[str, int]:
+        """All stream times at the start of the batch."""
+        return {**self.read_times, **self.stage_times}
+
+    def is_read_like(self, other: BatchStart) -> bool:
+        """Whether the tasks that read the records would do the same with another start."""
+        return _for_readers(self) == _for_readers(other)
+
+
+def _for_readers(start: BatchStart) -> BatchStart:
+    """What the tasks that read the records use of a start.
+
+    They also have the times up to which operators' windows are closed, which the stages find. Without an idle timeout,
+    such a time increases to the stream time of the partition that is furthest behind. So no task that reads needs to
+    know of the increase, because it knows its partition's own stream time. With an idle timeout, no task reads ahead.
+    """
+    closed = f"{CLOSED}/"
+    times = {name: time for name, time in start.read_times.items() if not name.startswith(closed)}
+    return msgspec.structs.replace(start, read_times=times, stage_times={})
 
 
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
-    """Give a batch's start to the tasks of the queries that this thread starts from now on."""
+    """Give a batch's start to the tasks that this thread has Spark run from now on."""
     spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
     # If the path of a file is set, `this_batch` reads the start from this file. An earlier query of
     # this thread may have set a path, so it is cleared.

@@ -82,6 +82,8 @@ class SideOutputs:
     direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
     """If set, a task calls it to write a topic's records at once. If it returns None, the task
     collects the records."""
+    note_times: Callable[[Mapping[str, int]], None] | None = None
+    """If set, called with the stream times of tasks that read records (see `read_times`)."""
     _collected: list[SideOutput] = field(
         default_factory=list,
         init=False,
@@ -95,6 +97,12 @@ class SideOutputs:
 
     def add_stats(self, part: str, stats: BatchStats) -> None:
         self._add(Label(part), msgspec.json.encode(stats))
+
+    def add_stats_of_reading(self, part: str, stats: BatchStats) -> None:
+        """Add the stats of a task that reads records, whose stream times the driver gets earlier than its stats."""
+        self.add_stats(part, stats)
+        if self.note_times is not None:
+            self.note_times(stats.stream_times)
 
     def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
         """Add records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.

@@ -113,6 +113,21 @@ class StreamTimes:
         return self.now - seen > self.idle_timeout_ms
 
 
+def split_times(times: Mapping[str, int], clocks: Collection[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """The times that the tasks that read records need, and the other times, which only stages need.
+
+    `clocks` are the names under which these tasks keep stream times.
+    """
+    of_readers: dict[str, int] = {}
+    of_stages: dict[str, int] = {}
+    for name, time in times.items():
+        kind, _, rest = name.partition("/")
+        clock = rest if kind == CLOSED else name.rsplit("/", 2)[0]
+        is_for_readers = name == CLOSED or kind in (ORDER, SEEN) or clock in clocks
+        (of_readers if is_for_readers else of_stages)[name] = time
+    return of_readers, of_stages
+
+
 def wall_name(operator: str, worker: int) -> str:
     """The name, among the stream times, of the time at which the worker's earliest timer is due."""
     return f"{WALL}/{operator}/{worker}"

@@ -7,7 +7,7 @@ Every earlier step can be repeated after a crash with the same result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -132,8 +132,6 @@ class Publisher:
     """The size of the last batch's rows (see `Collected.row_bytes`)."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
-    when_computed: Callable[[Mapping[str, int]], None] | None = None
-    """Called with the stream times after a batch once the shards have it, before its output is written."""
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
@@ -210,8 +208,6 @@ class Publisher:
         # offsets. Such a batch must not be published.
         self.identity.check_identity()
         phases.end("audit")
-        if self.when_computed is not None:
-            self.when_computed(result.stream_times)
         metadata = self._metadata(result)
         written = self._write_output(metadata, result, dead_letters)
         phases.end("output")
@@ -385,13 +381,15 @@ class Publisher:
 
     @property
     def can_read_ahead(self) -> bool:
-        """Whether the tasks may read a batch while the output of the previous batch is written.
+        """Whether the tasks may read a batch before the previous batch is published.
 
         If there are several shuffles, the tasks before the last shuffle also write states, which must not be written
         before the previous batch is published. And tasks that write records at least once would write them before
         the driver has written those of the previous batch.
         """
-        return self.destinations is not None and self.destinations.at_least_once is None and self._job.has_one_shuffle
+        if self.destinations is None or self.destinations.at_least_once is not None:
+            return False
+        return self._job.has_one_shuffle and self._job.reads_without_stages
 
     @property
     def _job(self) -> Job:

@@ -128,7 +128,7 @@ class Reader:
                 f"{output.topic}-{output.partition}",
                 output.last,
             )
-            self.side_outputs.add_stats(output.name, stats)
+            self.side_outputs.add_stats_of_reading(output.name, stats)
 
     def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterable[pa.RecordBatch]:
         raise NotImplementedError
@@ -145,7 +145,7 @@ class Reader:
         """
         name = f"{ORDER}/{output.topic}/{output.partition}"
         if name not in output.times:
-            output.times[name] = start.times.get(name, BEFORE_ALL)
+            output.times[name] = start.read_times.get(name, BEFORE_ALL)
         timestamps = _milliseconds(batch).to_numpy()
         sequence = np.maximum(np.maximum.accumulate(timestamps), output.times[name])
         output.times[name] = int(sequence[-1])

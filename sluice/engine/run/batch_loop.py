@@ -51,7 +51,6 @@ class BatchLoop:
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
-        self.publisher.when_computed = self._note_computed
 
     @property
     def positions(self) -> dict[str, dict[str, int]]:
@@ -91,23 +90,25 @@ class BatchLoop:
         return PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends))
 
     def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
-        """Run the batches of a backlog. While the output of a batch is written, the tasks already read the next."""
+        """Run the batches of a backlog. While a batch is written, tasks already read the next."""
         with closing(ReadAhead(plans, self._read_ahead)) as self._backlog:
             while (upcoming := self._backlog.next_batch()) is not None:
                 self.run(*upcoming)
         self._backlog = None
 
-    def _note_computed(self, times: Mapping[str, int]) -> None:
-        """Note that the shards have the current batch, so only its output is left to write."""
-        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
-        if self._backlog is not None:
+    def _when_read(self, times: Mapping[str, int]) -> None:
+        """Begin to read the next batch, because the current batch is read. `times` are the stream times after this."""
+        if self._backlog is not None and self.publisher.can_read_ahead:
             self._backlog.begin_next(times)
 
     def _read_ahead(self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]) -> BatchQuery | None:
-        """Start the query of a batch while the output of the previous batch is written. None if this must wait."""
-        if not self.publisher.can_read_ahead or offsets_between(previous.ends, plan.ends) <= 0:
+        """Start the query of a batch while the previous batch is written. None if the batch has no records to read."""
+        if offsets_between(previous.ends, plan.ends) <= 0:
             return None
-        return BatchQuery(self.query, self._start(plan, previous.ends, times), self.publisher)
+        return self._query(self._start(plan, previous.ends, times))
+
+    def _query(self, start: BatchStart) -> BatchQuery:
+        return BatchQuery(self.query, start, self._when_read, self.publisher)
 
     @property
     def next_timer(self) -> int | None:
@@ -188,16 +189,17 @@ class BatchLoop:
             times = self.publisher.begin(plan, positions, reads_records=offsets_between(positions, plan.ends) > 0)
             start = self._start(plan, positions, times)
             # The ledger decides. Tasks that began with anything else have read in vain.
-            if ahead is None or ahead.start != start:
+            if ahead is None or not ahead.has_read(start):
                 started.close()
-                ahead = started.enter_context(closing(BatchQuery(self.query, start, self.publisher)))
-            ahead.finish()
+                ahead = started.enter_context(closing(self._query(start)))
+            ahead.finish(start)
+        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 
-    @staticmethod
-    def _start(plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
-        return BatchStart(plan.number, plan.begun, times, _ranges(begins, plan.ends))
+    def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
+        clocks = self.query.job.read_clocks
+        return BatchStart.of(plan.number, plan.begun, times, clocks, _ranges(begins, plan.ends))
 
     def _batch_ends(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sluice.engine.batch.read_times import ReadTimes
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.store_changes import require_resolvable
 from sluice.engine.run.dataframes import Frames, Input
@@ -38,11 +39,15 @@ class JobQuery:
     """Epoch of the lease under which state is written."""
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
+    read_times: ReadTimes = field(init=False)
     frames: Frames = field(init=False)
     written: DataFrame = field(init=False)
     """The side outputs of the tasks that write the shards."""
 
     def __post_init__(self) -> None:
+        self.read_times = ReadTimes(self.spark.sparkContext)
+        side_outputs = replace(self.storage.side_outputs, note_times=self.read_times.note)
+        self.storage = replace(self.storage, side_outputs=side_outputs)
         self.repartition(self.partitions)
 
     @property

@@ -120,7 +120,7 @@ class Ingest:
             task.end(self.sinks)
 
     def _new_task(self, start: BatchStart) -> _TaskResults:
-        before = self.stream_times.before(start)
+        before = self.stream_times.before_reading(start)
         return _TaskResults(
             before=before,
             windowing=Windowing(self.groups, before),

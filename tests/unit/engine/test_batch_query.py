@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -10,21 +10,21 @@ from typing import Any, cast
 from weakref import ref
 
 import pytest
+from msgspec.structs import replace
 
+from sluice.engine.batch import batch_start
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.run.batch_query import BatchQuery
+from sluice.engine.run.batch_query import BatchQuery, WhenRead
 from sluice.engine.run.streaming_query import JobQuery, Sink
-
-FRAME = cast(Any, object())
-"""What Spark passes to the function of `foreachBatch`."""
+from sluice.values.record_places import Range
 
 
 class SparkQuery:
     """A streaming query of one batch, which calls its function in a thread, as Spark does."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, frame: Any) -> None:
         self.sink = sink
-        self._thread = Thread(target=sink, args=[FRAME, 0])
+        self._thread = Thread(target=sink, args=[frame, 0])
         self._thread.start()
         self.is_stopped = False
 
@@ -40,17 +40,24 @@ class Job:
     """The parts of a job's query, and of its session and context, that a batch's query needs."""
 
     def __init__(self) -> None:
-        self.spark = self.sparkContext = self
+        self.read_times = self
+        self.of_batch: dict[str, int] = {}
+        self.told: list[BatchStart] = []
+        self.spark = self.sparkSession = self.sparkContext = self
         self.closed = 0
 
     def setLocalProperty(self, name: str, value: str) -> None:  # noqa: N802 (Spark's name)
-        pass
+        if value:
+            self.told.append(batch_start._decode_start(value))
+
+    def forget(self) -> None:
+        self.of_batch = {}
 
     def start_batch(self, number: int, sink: Sink, checkpoint: str) -> SparkQuery:
         self.checkpoint = Path(checkpoint.removeprefix("file://"))
         assert self.checkpoint.is_dir()
         (self.checkpoint / "commits").touch()
-        self.query = SparkQuery(sink)
+        self.query = SparkQuery(sink, self)
         return self.query
 
     def close_idle_callbacks(self) -> None:
@@ -69,20 +76,58 @@ def job() -> Job:
     return Job()
 
 
-def started(job: Job, publish: Callable[[Any, int], None]) -> closing[BatchQuery]:
+START = BatchStart(7, 0, {"sales/orders/0": 5}, [])
+
+
+def started(job: Job, publish: Callable[[Any, int], None], when_read: WhenRead = lambda _: None) -> closing[BatchQuery]:
     """The query of batch 7, which is closed at the end of a `with` block."""
-    return closing(BatchQuery(cast(JobQuery, job), BatchStart(7, 0), publish))
+    return closing(BatchQuery(cast(JobQuery, job), START, when_read, publish))
 
 
 def test_a_batch_is_published_under_its_own_number_when_it_is_its_turn(job: Job) -> None:
     published = Published()
     with started(job, published) as query:
         assert not published
-        query.finish()
-        assert published == [(FRAME, 7)]
+        query.finish(START)
+        assert published == [(job, 7)]
     assert not job.query.is_stopped
     assert job.closed == 1
     assert not job.checkpoint.exists()
+
+
+def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be_read(job: Job) -> None:
+    after_reading: list[Mapping[str, int]] = []
+    with started(job, Published(), after_reading.append) as query:
+        assert job.told == [START]
+        job.of_batch = {"sales/orders/0": 9, ":order/orders/0": 3}
+        whole = replace(START, stage_times={"joined/orders/0": 4})
+        assert query.has_read(whole)
+        query.finish(whole)
+    assert job.told == [START, whole]
+    assert after_reading == [{"sales/orders/0": 9, ":order/orders/0": 3}]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(START, number=8),
+        replace(START, begun=1),
+        replace(START, read_times={"sales/orders/0": 6}),
+        replace(START, read_times={}),
+        replace(START, ranges=[Range("orders", 0, 3, 4)]),
+    ],
+)
+def test_a_batch_has_not_been_read_if_its_tasks_began_with_anything_else(job: Job, other: BatchStart) -> None:
+    with started(job, Published()) as query:
+        assert query.has_read(START)
+        assert not query.has_read(other)
+
+
+def test_the_next_batch_is_not_begun_if_the_turn_of_its_batch_does_not_come(job: Job) -> None:
+    after_reading: list[Mapping[str, int]] = []
+    with started(job, Published(), after_reading.append):
+        pass
+    assert not after_reading
 
 
 def test_a_query_whose_turn_does_not_come_is_stopped_and_publishes_nothing(job: Job) -> None:
@@ -97,8 +142,8 @@ def test_a_query_whose_turn_does_not_come_is_stopped_and_publishes_nothing(job: 
 
 def test_a_querys_function_does_not_keep_the_query(job: Job) -> None:
     """The JVM keeps the function as long as Python keeps the query, so neither would ever be freed."""
-    query = BatchQuery(cast(JobQuery, job), BatchStart(7, 0), Published())
-    query.finish()
+    query = BatchQuery(cast(JobQuery, job), START, lambda _: None, Published())
+    query.finish(START)
     query.close()
     is_kept = ref(query)
     del query

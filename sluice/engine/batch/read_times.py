@@ -1,0 +1,44 @@
+"""The stream times that the tasks of a batch report as soon as they have read the batch's records.
+
+Like all stats, these times also travel with the rows, but the driver gets the rows only when the shards are written.
+Until then, the tasks of the next batch, which continue from these times, could not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark import AccumulatorParam, SparkContext
+
+
+class _Union(AccumulatorParam[dict[str, int]]):
+    """Each partition has its own names. A task that runs twice reports the same times twice."""
+
+    def zero(self, value: dict[str, int]) -> dict[str, int]:
+        return {}
+
+    def addInPlace(self, value1: dict[str, int], value2: dict[str, int]) -> dict[str, int]:  # noqa: N802 (Spark's name)
+        return value1 | value2
+
+
+class ReadTimes:
+    """The stream times after reading, of one batch at a time."""
+
+    def __init__(self, spark: SparkContext) -> None:
+        # Spark gives the driver the updates of a task before it runs what waits for the task.
+        self._accumulator = spark.accumulator({}, _Union())
+
+    @property
+    def note(self) -> Callable[[Any], None]:
+        """The function with which a task reports its times."""
+        return self._accumulator.add
+
+    def forget(self) -> None:
+        """Forget the times of the batch before."""
+        self._accumulator.value = {}
+
+    @property
+    def of_batch(self) -> Mapping[str, int]:
+        """The times that the tasks of the batch have reported."""
+        return self._accumulator.value
