@@ -73,7 +73,7 @@ TYPED_COUNTS = (
         ("windows/revenue/restaurant_orders", f"[{WINDOW_REVENUE}]"),
     ],
 )
-def test_bodies(viewer: httpx.Client, path: str, body: str) -> None:
+def test_a_route_answers_with_this_body(viewer: httpx.Client, path: str, body: str) -> None:
     answer = viewer.get(f"/v1/orders/{path}")
     assert (answer.status_code, answer.text) == (200, body)
     assert answer.headers["Content-Type"] == "application/json"

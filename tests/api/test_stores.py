@@ -28,7 +28,7 @@ def keys(answer: httpx.Response) -> list[str]:
     return [entry["key"] for entry in answer.json()["entries"]]
 
 
-def test_one_key(viewer: httpx.Client) -> None:
+def test_a_key_is_answered_with_its_snapshot_and_worker(viewer: httpx.Client) -> None:
     answer = viewer.get(f"{STORES}/general_orders_revenue/keys/store_1234")
     assert '"value":{"runningOrderCount":2,"runningRevenue":54.00}' in answer.text
     body = answer.json()
@@ -81,7 +81,7 @@ def test_everything_page_by_page(viewer: httpx.Client) -> None:
         ({"prefix": "' OR 1=1 --"}, []),
     ],
 )
-def test_ranges(viewer: httpx.Client, asked: dict[str, str], found: list[str]) -> None:
+def test_a_range_has_the_keys_between_its_bounds(viewer: httpx.Client, asked: dict[str, str], found: list[str]) -> None:
     assert keys(viewer.get(f"{STORES}/general_orders_count", params=asked)) == found
 
 
@@ -182,7 +182,7 @@ def test_topologies(viewer: httpx.Client) -> None:
         ("general_orders_count?pipeline=other", 404),
     ],
 )
-def test_problems(viewer: httpx.Client, path: str, status: int) -> None:
+def test_an_invalid_request_gets_a_problem_document(viewer: httpx.Client, path: str, status: int) -> None:
     answer = viewer.get(f"{STORES}/{path}")
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.json()["status"] == answer.status_code == status

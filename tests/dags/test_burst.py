@@ -62,7 +62,7 @@ def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
         pytest.param([(0, lag(5)), (1, lag(5, 5)), (2, lag(5, 5)), (3, lag(5, 5))], [], id="read before it was told"),
     ],
 )
-def test_events(story: list[tuple[float, Lag]], expected: list[float]) -> None:
+def test_the_trigger_fires_at_these_seconds(story: list[tuple[float, Lag]], expected: list[float]) -> None:
     assert fired(Burst(settle_s=2, max_wait_s=10, patience_s=100), story) == expected
 
 

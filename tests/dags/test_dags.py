@@ -58,7 +58,7 @@ def test_every_dag_loads(bag: DagBag) -> None:
         ("sluice_retention", ["retain"]),
     ],
 )
-def test_tasks(bag: DagBag, name: str, tasks: list[str]) -> None:
+def test_a_dag_has_these_tasks_in_order(bag: DagBag, name: str, tasks: list[str]) -> None:
     loaded = dag(bag, name).topological_sort()  # type: ignore[no-untyped-call]
     assert [task.task_id for task in loaded] == tasks
 

@@ -124,7 +124,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.mark.fault("F35", "records stay unread beyond the deadline: the DAG is paused, and later its runs fail")
-def test_old_data(watched: Watched, observe: Observe) -> None:
+def test_data_older_than_the_deadline_raise_an_alert(watched: Watched, observe: Observe) -> None:
     watched.wait(watched.is_loaded)
     watched.pause(paused=True)
     watched.send(5)

@@ -40,7 +40,9 @@ TEN_MINUTES_S = 600.0
 @pytest.mark.heavy  # test_replay.py has crashes at many moments, and test_end_to_end.py a real driver
 @pytest.mark.parametrize("subject", ["orders-postgres"], indirect=True)
 @pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
-def test_a_kill(subject: World, observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_driver_and_jvm(
+    subject: World, observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The temporary files of the killed driver are deleted, too."""
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -171,7 +173,7 @@ def test_a_restarted_database(tmp_path: Path, observe: Observe) -> None:
 @pytest.mark.fault(
     "F18", "during a run, a driver's clock jumps an hour ahead, back, and an hour behind; a second driver is ahead"
 )
-def test_clocks(orders: World, tmp_path: Path, observe: Observe) -> None:
+def test_a_drivers_clock_jumps(orders: World, tmp_path: Path, observe: Observe) -> None:
     clock, ahead = (SteppedClock(folder) for folder in (tmp_path / "first", tmp_path / "ahead"))
     orders.produce(24_000)
     driver = orders.start(SLUICE_MAX_RECORDS="400", SLUICE_RUN="a/stepped/b", **clock.environment)

@@ -154,7 +154,7 @@ def test_a_backlog(orders: World, observe: Observe) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.fault("F21", "two runs without new records")
-def test_no_data(start: Start, observe: Observe) -> None:
+def test_runs_without_new_records_change_nothing(start: Start, observe: Observe) -> None:
     running = start(shop)
     running.send("sales", sale("a"))
     running.run()

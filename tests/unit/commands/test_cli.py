@@ -54,7 +54,7 @@ def test_help_lists_the_commands() -> None:
         (("kafka", "stop"), "No broker is running."),
     ],
 )
-def test_answers(arguments: tuple[str, ...], expected: str) -> None:
+def test_a_command_prints_this(arguments: tuple[str, ...], expected: str) -> None:
     result = sluice(*arguments)
     assert (result.exit_code, result.stderr) == (0, "")
     assert expected in result.stdout

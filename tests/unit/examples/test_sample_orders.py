@@ -157,5 +157,5 @@ def test_the_eight_stores() -> None:
         (order().replace(b'{"orderId":1', b'{"orderId":1,"orderId":1'), "duplicate_field"),
     ],
 )
-def test_reasons(value: bytes | None, reason: str) -> None:
+def test_an_invalid_order_counts_as_a_dead_letter_with_this_reason(value: bytes | None, reason: str) -> None:
     assert totals([(0, value)]).dead_letters == {reason: 1}

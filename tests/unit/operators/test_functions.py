@@ -44,7 +44,7 @@ from tests.unit.operators.feed import Given, Ran, Result, run
         (Function("top", int, (2,)), [1], [1]),
     ],
 )
-def test_function(function: Function, values: list[Any], expected: Any) -> None:
+def test_a_function_has_this_result_over_two_batches(function: Function, values: list[Any], expected: Any) -> None:
     ran = run(Aggregate(Functions(function)), [Given("a", [value], 0) for value in values], cuts=[1])
     assert ran.values[-1] == [expected]
 

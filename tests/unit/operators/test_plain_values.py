@@ -72,13 +72,13 @@ NOT_PLAIN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain(name: str) -> None:
+def test_a_plain_value_needs_no_other_check(name: str) -> None:
     kind, value = PLAIN[name]
     assert plain_check(kind)(value)
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_not_plain(name: str) -> None:
+def test_any_other_value_is_not_plain(name: str) -> None:
     kind, value = NOT_PLAIN[name]
     assert not plain_check(kind)(value)
 

@@ -107,7 +107,9 @@ def test_the_other_sides_time_expires_nothing() -> None:
         ("outer", left(1, key=None, value=None), [], {"null_key": 1}),
     ],
 )
-def test_nulls(how: How, row: Given, expected: list[Any], dropped: dict[str, int]) -> None:
+def test_a_record_without_key_or_value_matches_nothing(
+    how: How, row: Given, expected: list[Any], dropped: dict[str, int]
+) -> None:
     ran = join(how, row)
     assert (ran.values, ran.dropped, ran.states) == (expected, dropped, {})
 

@@ -108,7 +108,7 @@ def test_a_key_that_postgresql_would_change_does_not_fit() -> None:
         key.encode(b'"00000000-0000-0000-0000-00000000000A"')
 
 
-def test_types() -> None:
+def test_the_type_of_a_created_column_fits_its_expression() -> None:
     created = {kind: created_type(kind) for kind in ("STRING", "DECIMAL(12,2)", "TIMESTAMP", "ARRAY<STRING>", "")}
     assert [*created.values()] == ["text", "numeric(12,2)", "timestamp with time zone", "jsonb", ""]
     assert all(fits(kind, own) for kind, own in created.items())

@@ -104,7 +104,7 @@ def test_too_many_keys_are_rejected(states: States) -> None:
         (Range(prefix="x"), 0),
     ],
 )
-def test_count(states: States, within: Range, found: int) -> None:
+def test_a_count_of_a_range_adds_up_all_workers(states: States, within: Range, found: int) -> None:
     assert ask(states, lambda reader, pin: reader.count(pin, within)).entries == found
     assert ask(states, lambda reader, pin: reader.count(pin, within), "totals").entries == found
 

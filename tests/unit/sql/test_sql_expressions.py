@@ -33,7 +33,7 @@ READS = {
 
 
 @pytest.mark.parametrize("text", READS)
-def test_fields(text: str) -> None:
+def test_an_expression_reads_these_fields(text: str) -> None:
     assert parse(text).fields == READS[text]
 
 
