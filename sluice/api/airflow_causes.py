@@ -35,23 +35,23 @@ def explained(failures: Iterable[Failure], pipeline: str, dag: DagState, now: da
     If the pipeline's task waits for a slot, or if its run was marked as failed, and `failures` does
     not contain this yet, adds a failure that says so.
     """
-    found: list[Failure] = []
+    with_causes: list[Failure] = []
     for failure in failures:
         match failure.kind:
             case "slot":
-                found.append(_slot(failure, dag))
+                with_causes.append(_slot(failure, dag))
             case "overdue":
-                found.append(_overdue(failure, dag))
+                with_causes.append(_overdue(failure, dag))
             case "run":
-                found.append(_run(failure, dag))
+                with_causes.append(_run(failure, dag))
             case _:
-                found.append(failure)
-    kinds = {failure.kind for failure in found}
+                with_causes.append(failure)
+    kinds = {failure.kind for failure in with_causes}
     if "slot" not in kinds and dag.waits is not None and _is_long(dag.waits, now or datetime.now(UTC)):
-        found.append(_slot(not_started(pipeline, dag.waits.since), dag))
+        with_causes.append(_slot(not_started(pipeline, dag.waits.since), dag))
     if kinds.isdisjoint(("slot", "run")) and dag.marked_by:
-        found.append(_marked_run(pipeline, dag))
-    return found
+        with_causes.append(_marked_run(pipeline, dag))
+    return with_causes
 
 
 def _is_long(waits: PoolWait, now: datetime) -> bool:

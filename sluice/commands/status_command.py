@@ -55,10 +55,10 @@ def status() -> None:
         broken = {file.name: _file_failure(file, figures) for file in loaded.broken}
         for name in {pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken.keys():
             # This command has loaded the files itself, so it ignores what other processes recorded about files.
-            found = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
-            found += [broken[name]] if name in broken else []
-            kinds[name] = {failure.kind for failure in found}
-            failures += found
+            of_pipeline = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
+            of_pipeline += [broken[name]] if name in broken else []
+            kinds[name] = {failure.kind for failure in of_pipeline}
+            failures += of_pipeline
         for name in sorted(kinds, key=lambda name: (severity(kinds[name]), name)):
             state = trouble_of(kinds[name]) or "ok"
             table.add_row(

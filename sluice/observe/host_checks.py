@@ -107,7 +107,7 @@ def needed_bytes(size: int) -> int:
 
 def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
     """Folder → the free bytes and the size of its disk, for the files of the ledger and of the shards on this host."""
-    found: dict[Path, tuple[int, int]] = {}
+    usages: dict[Path, tuple[int, int]] = {}
     for url in (configuration.ledger, configuration.shards):
         file = file_of(url)
         if file is not None:
@@ -115,8 +115,8 @@ def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
             if folder is not None:
                 with suppress(OSError):
                     usage = shutil.disk_usage(folder)
-                    found[folder] = usage.free, usage.total
-    return found
+                    usages[folder] = usage.free, usage.total
+    return usages
 
 
 def _disks(own: str, configuration: Settings) -> Iterator[Sight]:

@@ -95,7 +95,7 @@ class Call(_Stateless):
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
         """Call with lists of up to `size` values. If a list has failed, call with each of its values alone."""
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        answers_of_lists = self._calls.all([partial(self._call_many, asked) for asked in lists])
+        answers_of_lists = self._calls.all([partial(self._call_many, called_rows) for called_rows in lists])
         results: list[Any] = []
         for called_rows, answers in zip(lists, answers_of_lists, strict=True):
             if isinstance(answers, BaseException) and len(called_rows) > 1:
@@ -163,13 +163,13 @@ class Lookup(_Stateless):
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
         keys = sorted({row.key for row in rows if row.key is not None})
-        (found,) = self._calls.all([partial(self._read, keys)])
-        if isinstance(found, BaseException):
+        (rows_by_key,) = self._calls.all([partial(self._read, keys)])
+        if isinstance(rows_by_key, BaseException):
             raise EngineError(
-                f"{self._step}: the database cannot be read: {sentence(error_text(found))}",
+                f"{self._step}: the database cannot be read: {sentence(error_text(rows_by_key))}",
                 next_step="Nothing from the batch was published. Run again when the database answers.",
             )
-        return [found.get(row.key) for row in rows]
+        return [rows_by_key.get(row.key) for row in rows]
 
     def send(self, row: Row, answer: Answered, out: Output) -> None:
         if row.value is None:

@@ -74,8 +74,8 @@ class EarlyResults(Suppress):
         return min(map(self._due, state.values()), default=None)
 
     def _due(self, held: HeldResult) -> int:
-        final = closes_at(held.end, self.wait_ms)
-        return final if held.since is None else min(final, closes_at(held.since, self.early_ms))
+        closing = closes_at(held.end, self.wait_ms)
+        return closing if held.since is None else min(closing, closes_at(held.since, self.early_ms))
 
     @override
     def close(  # type: ignore[override]

@@ -87,13 +87,13 @@ def _share_of(name: str) -> float:
     return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] / 255
 
 
-def _keep(file: Path, home: Path, found: FileFacts) -> None:
+def _keep(file: Path, home: Path, imported: FileFacts) -> None:
     # Facts without inputs are not kept, so the file is imported again the next time. If the folder
     # cannot be written to, nothing is kept.
-    if found.inputs is None:
+    if imported.inputs is None:
         return
     place = _place(file, home)
-    entry = _Entry(edition=_edition(), found_at=time.time(), facts=found.facts, inputs=found.inputs)
+    entry = _Entry(edition=_edition(), found_at=time.time(), facts=imported.facts, inputs=imported.inputs)
     with suppress(OSError):
         make_folder(place.parent)
         # Another process may read or write the same entry now, so the entry is replaced by a complete

@@ -359,13 +359,13 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
     async def _note(self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]) -> None:
         """Record a failure in the ledger, keep its text current, and remove it when it has passed."""
-        known = recorded.get(kind)
-        if failure is None or known is None:
-            if failure is not known:
+        before = recorded.get(kind)
+        if failure is None or before is None:
+            if failure is not before:
                 await asyncio.to_thread(_note_failure, self.pipeline, kind, failure)
         # Airflow's API server knows more about a missing slot than this trigger does.
-        elif kind != "slot" and failure.detail != known.detail and self._may_change_text():
-            await asyncio.to_thread(_change_failure, known, detail=failure.detail)
+        elif kind != "slot" and failure.detail != before.detail and self._may_change_text():
+            await asyncio.to_thread(_change_failure, before, detail=failure.detail)
 
     def _may_change_text(self) -> bool:
         """Whether the text of a failure may change now. Without this limit, each new record would change it."""

@@ -56,9 +56,9 @@ def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
 
 
 def principal(request: Request) -> Principal:
-    """The principal of a request."""
-    found: Principal = request.scope["state"][_PRINCIPAL]
-    return found
+    """The user or program that sent a request, according to its log-in."""
+    checked: Principal = request.scope["state"][_PRINCIPAL]
+    return checked
 
 
 async def refresh_principal(request: Request) -> Principal | None:

@@ -1,16 +1,15 @@
-"""The task after the stateless steps: collects output records, counts and stream times."""
+"""What a task collects after the stateless steps: output records, counts and stream times."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
@@ -26,6 +25,7 @@ from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
 from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
+from sluice.sql.arrow_values import mask_of
 from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
 
@@ -190,7 +190,7 @@ class RecordSinks:
     dead_letters: str
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs) -> RecordSinks:
+    def of(cls, job: Job, side_outputs: SideOutputs) -> Self:
         passes = tuple(edge.column for edge in job.edges_from(0))
         return cls(
             side_outputs,
@@ -366,7 +366,5 @@ def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
 
 
 def boolean_mask(booleans: pa.Array) -> Mask:
-    """Convert a Boolean column to a NumPy array, with nulls as false."""
-    # In SQL, a condition that is null does not hold.
-    filled: Any = pc.fill_null(booleans, False)
-    return np.asarray(filled.to_numpy(zero_copy_only=False), bool)
+    """The rows for which a Boolean column is true, neither false nor null."""
+    return mask_of(booleans, len(booleans))
