@@ -29,6 +29,7 @@ from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
+from sluice.state.model import Snapshot
 from sluice.support.memory import release_unused_memory
 from sluice.values.record_places import Partition, Range
 
@@ -55,10 +56,7 @@ class BatchLoop:
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
-        snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
-        ends = {} if snapshot is None else snapshot.positions
-        # A partition that is new since the last batch begins at its first offset.
-        return {topic: {**first, **ends.get(topic, {})} for topic, first in self.firsts.items()}
+        return positions_after(self.ledger.snapshots.newest(self.query.storage.ref), self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
@@ -225,10 +223,7 @@ class BatchLoop:
         if all(published.get(part) == end for part, end in ends.items()):
             return
         unread = sum(ends[part] - begin[part] for part in streams)
-        if unread > FEW_RECORDS and self.size.is_unknown:
-            with KafkaTimestamps.of(kafka, ends) as records:
-                record_bytes = records.mean_size({part: begin[part] for part in streams})
-            self.size.expect(record_bytes, _rows_per_record(self.query.job))
+        _expect_size(self.size, self.query.job, kafka, begin, ends)
         if unread <= self.size.most_records():
             yield ends
             return
@@ -261,6 +256,31 @@ class BatchLoop:
         times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
         names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
         return {part: times[name] for part, name in names.items() if name in times}
+
+
+def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
+    """The offsets at which the batch after a snapshot begins, for all partitions. `firsts` are those of the first."""
+    ends = {} if snapshot is None else snapshot.positions
+    # A partition that is new since the last batch begins at its first offset.
+    return {topic: {**first, **ends.get(topic, {})} for topic, first in firsts.items()}
+
+
+def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: Positions) -> None:
+    """Expect rows of the size of the records that are unread now, unless the size of batches is known.
+
+    A run can call this while its session starts.
+    """
+    if size.is_unknown:
+        begin = _offsets(positions)
+        _expect_size(size, job, kafka, begin, end_offsets(kafka, begin))
+
+
+def _expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], begin: Offsets, ends: Offsets) -> None:
+    starts = {part: begin[part] for part in _streams(job, begin)}
+    unread = sum(ends[part] - start for part, start in starts.items())
+    if unread > FEW_RECORDS and size.is_unknown:
+        with KafkaTimestamps.of(kafka, ends) as records:
+            size.expect(records.mean_size(starts), _rows_per_record(job))
 
 
 def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:

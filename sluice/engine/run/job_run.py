@@ -27,7 +27,7 @@ from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
-from sluice.engine.run.batch_loop import BatchLoop
+from sluice.engine.run.batch_loop import BatchLoop, expect_size, positions_after
 from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.compatibility import (
     changed_functions,
@@ -100,10 +100,6 @@ class JobRun:
             return self.settings.linger_ms
         return self.job.pipeline.linger_ms
 
-    @property
-    def _size(self) -> BatchSize:
-        return BatchSize(self.settings.memory, self.max_records)
-
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         pipeline, holder = self.job.pipeline.name, this_process(self.settings.run)
         # A rebuild writes its new generation, which readers do not see yet, under that generation's
@@ -163,6 +159,10 @@ class JobRun:
         writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
         output = self._output(writer, limits)
+        size = BatchSize(self.settings.memory, self.max_records)
+        # The batches of a rebuild that has steps are given.
+        if self.steps is None:
+            expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
         # The session was being started while Kafka and the ledger were read. It is needed from here
         # on.
         spark = wait_for_session(self.spark)
@@ -183,6 +183,7 @@ class JobRun:
             planned,
             firsts,
             output,
+            size,
             source,
             query,
             query.info,
@@ -252,7 +253,7 @@ class JobRun:
                 published=None if setup.newest is None else setup.newest.batch,
             )
             with query_errors(publisher, storage, lease):
-                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, self._size)
+                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size)
                 has_new_partitions = self._run_batches(loop)
         return publisher.read, has_new_partitions
 
@@ -274,9 +275,9 @@ class JobRun:
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
-            unread = linger.unread(ledger.positions(name))
             # If tasks compute everything, there is nothing to compile for the records.
-            compile_for(loop.query.spark, unread if loop.query.frames.computes_sql else 0)
+            unread = linger.unread(ledger.positions(name)) if loop.query.frames.computes_sql else 0
+            compile_for(loop.query.spark, unread)
             loop.run_all(kafka)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
@@ -363,6 +364,7 @@ class _Setup:
     """The batch that an interrupted run has planned and not published."""
     firsts: Positions
     output: _TopicOutput | None
+    size: BatchSize
     source: KafkaInput
     query: JobQuery
     info: GenerationInfo

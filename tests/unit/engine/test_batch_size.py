@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from sluice import Pipeline
+from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, BatchSize
+from sluice.plan import plan
 
 pytestmark = pytest.mark.unit
 
@@ -68,3 +74,23 @@ def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches
     size.measure(1_000_000, 1_000_000 * row_bytes)
     assert 700_000 < size.most_records() < 1_300_000
     assert 2_000_000 / size.most_records() <= most_batches
+
+
+@pytest.mark.parametrize(
+    ("given", "unread", "expected"), [(None, FEW_RECORDS + 1, True), (None, FEW_RECORDS, False), (30, 10**9, False)]
+)
+def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, unread: int, expected: bool
+) -> None:
+    monkeypatch.setattr(batch_loop, "end_offsets", lambda *_: {("clicks", 0): unread + 7, ("shops", 0): 10**9})
+    records = SimpleNamespace(mean_size=lambda starts: 2_000.0 if starts == {("clicks", 0): 7} else 0)
+    monkeypatch.setattr(batch_loop.KafkaTimestamps, "of", lambda *_: nullcontext(records))
+    pipeline = Pipeline("sized", workers=1)
+    pipeline.global_table("shops", value=str)
+    pipeline.stream("clicks", value=str).group_by_key().reduce(max, store="latest")
+    size = BatchSize(1_500, given)
+    batch_loop.expect_size(size, plan(pipeline).job, {}, {"clicks": {"0": 7}, "shops": {"0": 0}})
+    known = BatchSize(1_500, given)
+    if expected:
+        known.expect(2_000, rows=1)
+    assert size == known
