@@ -19,11 +19,14 @@ def main() -> int:
     command = [spark_submit, *shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])]
     # The JVM ends when its standard input ends, that is, together with this process.
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    from sluice import driver
-    from sluice.engine.starting_jvm import StartingJvm
-    from sluice.spark_submit import CONNECTION
+    from sluice.support.startup import importing
 
-    return driver.main(sys.argv[1:], StartingJvm(process, Path(os.environ[CONNECTION])))
+    with importing():
+        from sluice.driver import main as run_driver
+        from sluice.engine.starting_jvm import StartingJvm
+        from sluice.spark_submit import CONNECTION
+
+    return run_driver(sys.argv[1:], StartingJvm(process, Path(os.environ[CONNECTION])))
 
 
 if __name__ == "__main__":
