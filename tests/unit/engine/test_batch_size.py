@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice import Pipeline
+from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, BatchSize
 from sluice.plan import plan
@@ -84,7 +85,7 @@ def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
 ) -> None:
     monkeypatch.setattr(batch_loop, "end_offsets", lambda *_: {("clicks", 0): unread + 7, ("shops", 0): 10**9})
     records = SimpleNamespace(mean_size=lambda starts: 2_000.0 if starts == {("clicks", 0): 7} else 0)
-    monkeypatch.setattr(batch_loop.KafkaTimestamps, "of", lambda *_: nullcontext(records))
+    monkeypatch.setattr(KafkaTimestamps, "of", lambda *_: nullcontext(records))
     pipeline = Pipeline("sized", workers=1)
     pipeline.global_table("shops", value=str)
     pipeline.stream("clicks", value=str).group_by_key().reduce(max, store="latest")
