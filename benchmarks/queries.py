@@ -25,17 +25,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import sides
-from benchmarks.sides import EVERYTHING, OPEN, OWN_KEY, REMOTE_KEY, THROUGH_AIRFLOW
+from benchmarks import measured_servers
+from benchmarks.measured_servers import EVERYTHING, OPEN, OWN_KEY, REMOTE_KEY, THROUGH_AIRFLOW
 from benchmarks.wrk import Case, Result, measure, median
 from sluice.provision import jars
 from sluice.settings import settings
 from tests.servers.hosts import TOKEN
 
 BESIDE = {
-    OWN_KEY: sides.THEIR_OWN_KEY,
-    REMOTE_KEY: sides.THEIR_REMOTE_KEY,
-    EVERYTHING: sides.THEIR_EVERYTHING,
+    OWN_KEY: measured_servers.THEIR_OWN_KEY,
+    REMOTE_KEY: measured_servers.THEIR_REMOTE_KEY,
+    EVERYTHING: measured_servers.THEIR_EVERYTHING,
     THROUGH_AIRFLOW: OPEN,
 }
 """Case of Sluice → the case with which it is compared."""
@@ -66,8 +66,8 @@ def main(
         home = Path(folder)
         look_ups = look_up(home, keys, connections, seconds) if keys else None
         with console.status("starting the servers"):
-            started = [sides.state_servers(home), sides.airflow(home)]
-            started += [sides.kafka_streams(home, peer, orders)] if peer else []
+            started = [measured_servers.state_servers(home), measured_servers.airflow(home)]
+            started += [measured_servers.kafka_streams(home, peer, orders)] if peer else []
             cases = {case.name: case for side in started for case in stack.enter_context(side)}
         for case in cases.values():
             measure(home, case, connections, WARM_UP_SECONDS)
@@ -150,7 +150,10 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
     """The ratio of the median latency of look-ups among many keys to that among few, measured alternately."""
     with ExitStack() as stack:
         with console.status(f"writing {keys:,} keys"):
-            cases = [stack.enter_context(sides.among(home / f"of-{many}", many)) for many in (FEW_KEYS, keys)]
+            cases = [
+                stack.enter_context(measured_servers.state_server_with_keys(home / f"of-{many}", many))
+                for many in (FEW_KEYS, keys)
+            ]
         took: list[list[float]] = [[], []]
         for number in range(ROUNDS_OF_LOOKS):
             for case, times in zip(cases, took, strict=True):

@@ -13,13 +13,13 @@ def main(url: str, condition: str) -> None:
     path, _, wanted = condition.partition("=")
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
-            found = json.load(response)
+            value = json.load(response)
         for field in path.split("."):
-            found = found[field]
+            value = value[field]
     except (OSError, ValueError, LookupError, TypeError) as error:
         sys.exit(f"{url}: {error!r}")
-    if str(found) != wanted:
-        sys.exit(f"{url}: {path} is {found}, not {wanted}")
+    if str(value) != wanted:
+        sys.exit(f"{url}: {path} is {value}, not {wanted}")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class Open(AirflowPlugin):
 def state_servers(home: Path) -> Iterator[list[Case]]:
     """Two state servers with one worker each, and with a process for each core."""
     ledger = ledger_url(f"sqlite:///{home}")
-    _state(home)
+    _publish_orders(home)
     with ExitStack() as stack:
         servers = []
         for number in range(2):
@@ -86,22 +86,22 @@ def state_servers(home: Path) -> Iterator[list[Case]]:
 
 
 @contextmanager
-def among(home: Path, many: int) -> Iterator[Case]:
-    """A state server with one worker that has `many` keys, of which random ones are queried."""
+def state_server_with_keys(home: Path, count: int) -> Iterator[Case]:
+    """A state server with one worker that has `count` keys. Random keys are queried."""
     home.mkdir()
     states = orders_states(f"sqlite:///{home}", workers=1)
-    for start in range(0, many, _AT_ONCE):
-        keys = (f"key_{number:09}" for number in range(start, min(start + _AT_ONCE, many)))
+    for start in range(0, count, _AT_ONCE):
+        keys = (f"key_{number:09}" for number in range(start, min(start + _AT_ONCE, count)))
         states.publish(totals("general", {key: (number, "12.50") for number, key in enumerate(keys)}))
     chance = random.Random(7)
-    paths = [f"{COUNT}?location_id=key_{chance.randrange(many):09}" for _ in range(_LOOKS)]
+    paths = [f"{COUNT}?location_id=key_{chance.randrange(count):09}" for _ in range(_LOOKS)]
     variables = environment(home, home, ledger_url(f"sqlite:///{home}"))
     with ServerProcess(variables, "--workers", "0", "--pipeline", "orders", "--rest") as server:
         address = f"http://127.0.0.1:{server.port}"
-        yield Case(f"a key among {many:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid])
+        yield Case(f"a key among {count:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid])
 
 
-def _state(home: Path) -> States:
+def _publish_orders(home: Path) -> States:
     states = orders_states(f"sqlite:///{home}", workers=2)
     states.publish(list(totals("general", {key: (number, "12.50") for number, key in enumerate(KEYS)})))
     for number in range(2):
@@ -116,7 +116,7 @@ def airflow(home: Path) -> Iterator[list[Case]]:
     """Airflow's API server with the plugin, and with an open route for comparison."""
     folder = home / "alone"
     folder.mkdir()
-    _state(folder)
+    _publish_orders(folder)
     plugins = home / "plugins"
     plugins.mkdir()
     shutil.copy(ROOT / "plugins" / "state_plugin.py", plugins)
