@@ -193,10 +193,13 @@ def position_numbers(table: pa.Table) -> Integers:
     paths, origins, sequences = keys
     bits = 0
     # In most batches, the parts of all positions are so close to each other that they fit into 64 bits together.
-    for part in (sequences, origins >> OFFSET_BITS, offset_of(origins), paths):
-        least = int(part.min())
-        if width := (int(part.max()) - least).bit_length():
-            numbers = numbers << width | (part - least)
+    # Work in place, because the system needs longer to give memory for a large array than NumPy to compute it.
+    for part in (sequences.copy(), origins >> OFFSET_BITS, offset_of(origins), paths):
+        least = part.min()
+        if width := (int(part.max()) - int(least)).bit_length():
+            numbers <<= width
+            part -= least
+            numbers |= part
             bits += width
     if bits < _BITS:
         return numbers

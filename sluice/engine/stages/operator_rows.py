@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,30 @@ _KEYED_ROWS_AT_ONCE = 50_000
 """The rows of many keys are processed and forgotten in parts of about this size, with their states and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
 
+T = TypeVar("T")
+
+
+class _LazyColumns(Mapping[str, T]):
+    """Columns, each of which is made when it is first read."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
+        self._names = names
+        self._make = make
+        self._made: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(name)
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 @dataclass(frozen=True)
 class OperatorRows:
@@ -50,6 +74,8 @@ class OperatorRows:
     """The columns of `COLUMNS`, without stream times."""
     stream_times: Mapping[str, Times]
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see `Row`."""
+    _part_of: tuple[OperatorRows, npt.NDArray[np.intp]] | None = None
+    """For rows whose columns are made when they are first read: the rows from which they are taken, and the indices."""
 
     @classmethod
     def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:
@@ -68,7 +94,14 @@ class OperatorRows:
         return cls(columns, timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})))
 
     def __len__(self) -> int:
-        return len(self.columns["key"])
+        return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
+
+    def values_at(self, name: str, indices: npt.NDArray[np.intp]) -> pa.Array:
+        """The values of a column at some rows. Does not make the column."""
+        if self._part_of is None:
+            return taken(self.columns[name], pa.array(indices))
+        rows, places = self._part_of
+        return taken(rows.columns[name], pa.array(places[indices]))
 
     def keys(self, side: int | None = None) -> list[str]:
         """The different keys of all rows, or of the rows of one side.
@@ -117,6 +150,7 @@ class OperatorRows:
         """The rows sorted by key and then by position, in parts with all rows of their keys.
 
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as OperatorRows.
+        Most operators read few columns of their rows, so each column of a part is made when it is first read.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
         order = self._order()
@@ -129,15 +163,15 @@ class OperatorRows:
         while first < len(starts) - 1:
             enough = np.searchsorted(starts, starts[first] + _KEYED_ROWS_AT_ONCE)
             end = min(max(int(enough), first + 1), len(starts) - 1)
-            part = self._take(order[starts[first] : starts[end]])
+            part = self._part(order[starts[first] : starts[end]])
             yield part.keyed(starts[first : end + 1] - starts[first]), part
             first = end
         if keyed_count < len(self):
-            yield None, self._take(order[keyed_count:])
+            yield None, self._part(order[keyed_count:])
 
     def keyed(self, starts: npt.NDArray[np.intp]) -> KeyedRows:
         """Rows that are sorted by key, as KeyedRows. `starts` means the same as in KeyedRows."""
-        keys = self.columns["key"].take(pa.array(starts[:-1])).to_pylist()
+        keys = self.values_at("key", starts[:-1]).to_pylist()
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 
     def _order(self) -> npt.NDArray[np.intp]:
@@ -148,6 +182,13 @@ class OperatorRows:
         places = pa.array(indices)
         columns = {name: taken(column, places) for name, column in self.columns.items()}
         return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
+
+    def _part(self, indices: npt.NDArray[np.intp]) -> Self:
+        """Like `_take`, but each column is made when it is first read."""
+        places = pa.array(indices)
+        columns = _LazyColumns(self.columns.keys(), lambda name: taken(self.columns[name], places))
+        stream_times = _LazyColumns(self.stream_times.keys(), lambda name: self.stream_times[name][indices])
+        return type(self)(columns, stream_times, (self, indices))
 
     def rows(self) -> Iterator[tuple[Position, Row]]:
         """The rows as objects, each with its position."""

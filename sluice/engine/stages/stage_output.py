@@ -375,7 +375,7 @@ class StageOutput:
     def add_columns(self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows) -> None:
         """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
         for reason, dropped in results.dropped.items():
-            self._count_rows(f"{reason}/{operator.plan.name}", rows_of.columns["origin"].take(pa.array(dropped)))
+            self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
         if not len(results.rows):
@@ -385,8 +385,8 @@ class StageOutput:
         # The last result of a key is the last of its rows' results only if results have the keys of their rows.
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
-        causes, taken = pa.array(results.rows[chosen]), pa.array(chosen)
-        keys = keyed.columns["key"].take(causes) if results.keys is None else results.keys.take(taken)
+        causes, taken = results.rows[chosen], pa.array(chosen)
+        keys = rows_of.values_at("key", causes) if results.keys is None else results.keys.take(taken)
         columns: dict[str, pa.Array | int | bool | str] = {
             "target": operator.number,
             "emitted": True,
@@ -395,12 +395,10 @@ class StageOutput:
             "key": keys,
             "value": results.values.take(taken),
             "time": pa.array(results.times[chosen]),
-            "path": result_paths(
-                rows_of.columns["path"].take(causes), numbers[chosen], rekeyed=operator.rekeys_results
-            ),
+            "path": result_paths(rows_of.values_at("path", causes), numbers[chosen], rekeyed=operator.rekeys_results),
         }
         for name in ("headers", "sequence", "origin"):
-            columns[name] = rows_of.columns[name].take(causes)
+            columns[name] = rows_of.values_at(name, causes)
         if results.headers is not None:
             columns["headers"] = results.headers.take(taken)
         if results.windows is not None:
@@ -409,12 +407,9 @@ class StageOutput:
 
     def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
         """Send the original values of rows to the topic for late records."""
-        chosen = pa.array(late)
-        columns = {
-            name: rows_of.columns[name].take(chosen) for name in ("key", "time", "headers", "sequence", "origin")
-        }
-        columns["value"] = rows_of.columns["foreign"].take(chosen)
-        columns["path"] = result_paths(rows_of.columns["path"].take(chosen), np.zeros(len(late), np.intp))
+        columns = {name: rows_of.values_at(name, late) for name in ("key", "time", "headers", "sequence", "origin")}
+        columns["value"] = rows_of.values_at("foreign", late)
+        columns["path"] = result_paths(rows_of.values_at("path", late), np.zeros(len(late), np.intp))
         self._batches.append(rows(len(late), columns | {"target": sink, "before": BEFORE_ALL, "after": BEFORE_ALL}))
 
     def _count_rows(self, name: str, origins: pa.Array) -> None:

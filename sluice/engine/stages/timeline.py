@@ -331,8 +331,9 @@ class Timeline:
         # The places of sorted numbers are found in a fraction of the time.
         order = np.argsort(of_rows, kind="stable")
         counts_before, counts_after = np.empty_like(order), np.empty_like(order)
-        counts_before[order] = np.searchsorted(of_advances, of_rows[order], "left")
-        counts_after[order] = np.searchsorted(of_advances, of_rows[order], "right")
+        in_order = of_rows[order]
+        counts_before[order] = np.searchsorted(of_advances, in_order, "left")
+        counts_after[order] = np.searchsorted(of_advances, in_order, "right")
         if self._operator.timed_by_topics:
             counts_before -= self._follow_their_record(positions, counts_before)
         return counts_before, counts_after

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice import Pipeline
@@ -82,6 +82,7 @@ def test_rows_are_sorted_by_sequence_origin_and_path(rows: list[tuple[int, int, 
 _NUMBERS = st.sampled_from([0, 1, 7, 2**40 - 1, 2**40, 2**53 + 3, 2**62, 2**63 - 1])
 
 
+@example([(-(2**63), 0, b""), (2**63 - 1, 0, b"")])
 @given(
     st.lists(
         st.tuples(_NUMBERS | st.sampled_from([-1, -(2**63)]), _NUMBERS, st.sampled_from([b"", b"\x00", b"a", b"ab"]))
