@@ -281,7 +281,7 @@ class Stream(Handle[V]):
             if name.startswith(PREFIX) or any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(
                     f"{where}: a header cannot have the name {name!r}.",
-                    next_step=f"Names beginning with {PREFIX!r} are Sluice's own.",
+                    next_step=f"Use Unicode text that does not begin with {PREFIX!r}, as Sluice's own headers do.",
                 )
             self._require_expression(text, step)
         return dict(headers)
@@ -1095,15 +1095,14 @@ class Stream(Handle[V]):
         self._require_same_pipeline(where, other)
         if isinstance(other, Stream):
             require_plain_keys(where, [self.node, other.node])
-        elif on is None:
-            require_same_windows(where, [self.node, other.node])
-        if isinstance(other, Stream):
             if not isinstance(window, JoinWindow) or on is not None or grace is not None:
                 raise TopologyError(
                     f"{where}: a join of two streams needs a window, and takes no on= and no grace=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
+        if on is None:
+            require_same_windows(where, [self.node, other.node])
         # A record gets the table's row as of its own time, so no window is needed. A change of the table
         # emits nothing, so how="outer" could not emit the table's unmatched rows.
         if window is not None or how == "outer":

@@ -179,6 +179,9 @@ def test_wrong_times_and_headers_are_errors() -> None:
         clicks.with_headers({})
     with pytest.raises(TopologyError, match=r"a header cannot have the name 'sluice.trace'"):
         clicks.select("page", _headers={"sluice.trace": "trace"})
+    with pytest.raises(TopologyError, match=r"a header cannot have the name '\\ud800'") as refused:
+        clicks.with_headers({"\ud800": "page"})
+    assert "Unicode text" in refused.value.next_step
     with pytest.raises(TopologyError, match=r"expected headers as {name: SQL expression}, got str"):
         clicks.with_headers("trace")  # type: ignore[arg-type]
     pipeline.stream("others", value=Click).with_time("at").to("late")
