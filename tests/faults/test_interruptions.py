@@ -460,7 +460,7 @@ def marker(world: World) -> int:
     """The last batch whose output is written, -1 if none."""
     writer = Writer(GenerationRef(world.name, 1), f"{world.name}_markers")
     try:
-        markers = read_markers(world.config, writer)
+        last = read_markers(world.config, writer).get(1)
     except EngineError:
         return -1
-    return markers[1].batch.number if markers else -1
+    return -1 if last is None else last.batch.number
