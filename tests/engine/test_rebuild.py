@@ -15,7 +15,7 @@ from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.engine.run.job_run import JobRun
-from sluice.engine.run.replay import ReplayStep, divide_evenly
+from sluice.engine.run.replay import ReplayStep, divided
 from sluice.errors import EngineError, LeaseError, StateError
 from sluice.operations.rebuild import Rebuild, drop_built
 from sluice.plan import plan
@@ -89,7 +89,8 @@ def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: p
         target = ledger.snapshots.latest(running.pipeline.name).positions  # type: ignore[union-attr]
         first, second = (GenerationRef(running.pipeline.name, number) for number in (1, 2))
         ledger.sources.add(second, ledger.sources.get(first))
-        JobRun(running.spark, job, running.settings, 2, 20, steps=divide_evenly({}, target, 20)).run()
+        steps = [*map(ReplayStep, divided({}, target, lambda: 20))]
+        JobRun(running.spark, job, running.settings, 2, 20, steps=steps).run()
         sizes = [
             sum(s.read for s in audit.sources) for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 2))
         ]

@@ -24,7 +24,7 @@ from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import FEW_RECORDS, BatchSize
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.read_ahead import ReadAhead
-from sluice.engine.run.replay import ReplayStep, divide_evenly, offsets_between
+from sluice.engine.run.replay import ReplayStep, divided, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
@@ -213,8 +213,8 @@ class BatchLoop:
         - The unread records fit one batch: there is one batch.
         - There are more records, and results depend on the order of records across partitions: the
           records are divided in this order (`Backlog`).
-        - There are more records, and results do not depend on this order: the records are divided
-          evenly.
+        - There are more records, and results do not depend on this order: each batch takes the same
+          share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
         snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
@@ -232,11 +232,8 @@ class BatchLoop:
         stream_begin = {part: begin[part] for part in streams}
         stream_ends = {part: ends[part] for part in streams}
         if not depends_on_order(self.query.job, self.partitions):
-            while stream_begin != stream_ends:
-                most = self.size.most_records()
-                step, *_ = divide_evenly(_positions(stream_begin), _positions(stream_ends), most)
-                stream_begin = dict(_offsets(step.ends))
-                yield {**ends, **stream_begin}
+            for positions in divided(_positions(stream_begin), _positions(stream_ends), self.size.most_records):
+                yield {**ends, **_offsets(positions)}
             return
         with KafkaTimestamps.of(kafka, stream_ends) as timestamps:
             backlog = Backlog(
@@ -342,7 +339,7 @@ def divide_records(
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):
-        return divide_evenly(begin, target, most)
+        return [*map(ReplayStep, divided(begin, target, lambda: most))]
     starts, ends = _offsets(begin), _offsets(target)
     streams = _streams(job, ends)
     position = {part: starts.get(part, 0) for part in streams}
@@ -351,7 +348,7 @@ def divide_records(
         backlog = Backlog(timestamps, streams, position, ends_of_streams)
         batches = list(backlog.batches(lambda: most))
     if not batches:
-        return divide_evenly(begin, target, most)
+        return [*map(ReplayStep, divided(begin, target, lambda: most))]
     return [ReplayStep(_positions({**ends, **batch_ends})) for batch_ends in batches]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.engine.read.source_identity import Positions
@@ -37,26 +37,21 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
 
-def divide_evenly(begin: Positions, target: Positions, most: int) -> list[ReplayStep]:
-    """Divide the records from `begin` to `target` into batches of about `most` records.
+def divided(begin: Positions, target: Positions, most_records: Callable[[], int]) -> Iterator[Positions]:
+    """The ends of the batches that together read the records from `begin` to `target`.
 
-    Each batch takes the same share of every partition.
+    Each batch takes the same share of every partition, and about as many records as `most_records` says when the end is
+    asked for. Only the last batch is smaller: while its output is written, nothing is left to be read.
     """
-    unread: list[tuple[str, str, int, int]] = []
-    """Topic, partition, first offset and end offset."""
+    position: dict[str, dict[str, int]] = {}
     for topic, ends in target.items():
-        starts = begin.get(topic, {})
-        for partition, end in ends.items():
-            unread.append((topic, partition, starts.get(partition, 0), end))
-    count = math.ceil(sum(end - start for _, _, start, end in unread) / most)
-    steps = []
-    for step in range(1, count + 1):
-        step_ends: dict[str, dict[str, int]] = {}
-        for topic, partition, start, end in unread:
-            end_of_step = start + math.ceil((end - start) * step / count)
-            step_ends.setdefault(topic, {})[partition] = end_of_step
-        steps.append(ReplayStep(step_ends))
-    return steps
+        position[topic] = {partition: begin.get(topic, {}).get(partition, 0) for partition in ends}
+    while (unread := offsets_between(position, target)) > 0:
+        share = min(most_records() / unread, 1)
+        for topic, starts in position.items():
+            for partition, start in starts.items():
+                starts[partition] = start + math.ceil((target[topic][partition] - start) * share)
+        yield {topic: dict(ends) for topic, ends in position.items()}
 
 
 def join_steps(

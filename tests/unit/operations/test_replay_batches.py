@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.run.replay import ReplayStep, divide_evenly, join_steps, replay_steps
+from sluice.engine.run.replay import divided, join_steps, replay_steps
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
 
@@ -77,10 +77,16 @@ def test_batches_with_idle_partitions_are_not_merged() -> None:
     assert ends_of(counted, idle_timeout="1 minute") == [5, 12, 16, 17, 18]
 
 
-def test_without_history_batches_are_even() -> None:
-    steps = divide_evenly({"items": {"0": 2}}, {"items": {"0": 12, "1": 10}}, 8)
-    assert [step.ends for step in steps] == [
-        {"items": {"0": 6, "1": 4}}, {"items": {"0": 9, "1": 7}}, {"items": {"0": 12, "1": 10}},
+def test_without_history_batches_take_the_same_share_of_each_partition() -> None:
+    target = {"items": {"0": 12, "1": 10}}
+    assert [*divided({"items": {"0": 2}}, target, lambda: 8)] == [
+        {"items": {"0": 6, "1": 4}}, {"items": {"0": 10, "1": 8}}, target,
     ]  # fmt: skip
-    assert divide_evenly({"items": {"0": 12}}, {"items": {"0": 12}}, 8) == []
-    assert steps[0] == ReplayStep({"items": {"0": 6, "1": 4}})
+    assert [*divided({"items": {"0": 12}}, {"items": {"0": 12}}, lambda: 8)] == []
+
+
+def test_each_batch_has_the_size_that_is_wanted_when_its_end_is_asked_for() -> None:
+    sizes = iter([1, 6, 100])
+    target = {"items": {"0": 10}, "shops": {"3": 2}}
+    ends = [*divided({}, target, lambda: next(sizes))]
+    assert ends == [{"items": {"0": 1}, "shops": {"3": 1}}, {"items": {"0": 7}, "shops": {"3": 2}}, target]
