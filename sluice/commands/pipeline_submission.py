@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -20,11 +19,10 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
     """Run the driver of a pipeline with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
         from sluice.errors import EngineError
+        from sluice.kafka.brokers import require_brokers
         from sluice.spark_submit import Interrupted, submission
-        from sluice.state.ledger.run_ends import note_killed, now
+        from sluice.state.ledger.run_ends import note_failure, note_killed, now
 
-        if find_spec("pyspark") is None:
-            raise ModuleNotFoundError(name="pyspark")
         definition = load(pipeline)
     with errors_as_messages():
         started_at = now()
@@ -33,6 +31,8 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
                 replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
                 delta=definition.needs_delta,
             ) as submitted:  # fmt: skip
+                with note_failure(settings(), pipeline):
+                    require_brokers(settings().kafka)
                 status = submitted.run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:

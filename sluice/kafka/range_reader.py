@@ -11,16 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from sluice.errors import BrokersUnreachable, EngineError, sentence
 from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet, unreachable
 from sluice.values.record_places import Partition, Range
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LONGEST_SILENCE_S = 60.0
 """How long a reader waits for records from the brokers, for example while they restart."""
@@ -200,6 +202,9 @@ class RangeReader:
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
         """The messages by partition, without those after the ranges."""
+        # Imported only here, because commands that import this module need no NumPy, unless they read records.
+        import numpy as np
+
         for partition, of_partition in self._by_partition(messages).items():
             offsets = np.fromiter(map(Message.offset, of_partition), np.int64, len(of_partition))
             self._reach(partition, int(offsets[-1]) + 1)
