@@ -17,11 +17,11 @@ STREAMS_AND_TABLES = (*STREAMS, "t", "u")
 
 
 def _totals(window: dict[str, object] | None, nodes: Nodes, node: Values) -> Values:
-    """Counts and sums, which tasks add up before the shuffle."""
-    columns = [{"name": "c", "fn": "count"}, {"name": "s", "fn": "sum", "expr": node.number}]
+    """Counts and maxima, which tasks combine before the shuffle. Sums of the cases would be an operator's."""
+    columns = [{"name": "c", "fn": "count"}, {"name": "m", "fn": "max", "expr": node.number}]
     about = {"window": window} if window else {}
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, **about)
-    return catalogue.objects(node, made, kind="table", number=["field", "s"], text=["key"], replaces_initial=True)
+    return catalogue.objects(node, made, kind="table", number=["field", "m"], text=["key"], replaces_initial=True)
 
 
 def _totals_step(name: str, window: dict[str, object] | None, gives: Kind) -> Step:

@@ -47,13 +47,14 @@ def test_episodes_with_each_action_end_with_the_results_of_the_model(try_one: Tr
 
 
 @pytest.mark.timeout(600)
-def test_crashes_while_tasks_read_ahead_do_not_change_the_results(try_one: Try) -> None:
+@pytest.mark.parametrize("seed", [3, 18], ids=["totals", "operators"])
+def test_crashes_while_tasks_read_ahead_do_not_change_the_results(try_one: Try, seed: int) -> None:
     def actions(episode: Episode) -> list[Action]:
         assert episode.reads_ahead
         assert plan(episode.pipeline).job.has_one_shuffle
         return [*[crashed_backlog] * 4, lost_lease, other_workers, crashed_backlog]
 
-    try_one(3, actions)
+    try_one(seed, actions)
 
 
 @pytest.mark.spark
