@@ -21,8 +21,8 @@ from sluice.engine.batch.row_schemas import (
     SORT_KEY,
     STREAM_TIME,
     partition_of,
+    position_numbers,
     rows,
-    sorted_indices,
 )
 from sluice.engine.batch.side_outputs import pack_table
 from sluice.engine.batch.stream_time import (
@@ -94,10 +94,7 @@ class Advances:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
             # Only rows that advance a stream time are reported: most rows advance none, and every
             # worker gets the reports of all tasks.
-            table = _advancing_rows(
-                in_position_order(added),
-                is_stream_join=operator.is_stream_join,
-            )
+            table = _advancing_rows(added, is_stream_join=operator.is_stream_join)
             advances = pa.repeat(pa.scalar(pack_table(table), pa.binary()), workers)
             columns = {
                 "target": operator.number,
@@ -220,15 +217,11 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns).filter(is_for_edge)
 
 
-def in_position_order(table: pa.Table) -> pa.Table:
-    """The rows sorted by their positions."""
-    return table.take(pa.array(sorted_indices(table))).combine_chunks()
-
-
 def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
-    """The rows that advance a stream time of their partition within this task."""
-    times, numbers = table.column("time").to_numpy(), partition_numbers(table)
-    sides, complete = table.column("side").to_numpy(), boolean_mask(table.column("complete"))
+    """The rows that, in the order of their positions, advance a stream time of their partition within this task."""
+    order = np.argsort(position_numbers(table), kind="stable")
+    times, numbers = table.column("time").to_numpy()[order], partition_numbers(table)[order]
+    sides, complete = table.column("side").to_numpy()[order], boolean_mask(table.column("complete"))[order]
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number
@@ -239,7 +232,9 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
         for counted in clocks:
             before, after = advance(times, counted, BEFORE_ALL)
             advancing |= after > before
-    return table if advancing.all() else table.filter(pa.array(advancing))
+    chosen = np.zeros(len(times), bool)
+    chosen[order[advancing]] = True
+    return table if advancing.all() else table.filter(pa.array(chosen))
 
 
 def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
