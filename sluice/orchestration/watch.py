@@ -78,7 +78,8 @@ class Watch:
         self._ledger: Ledger | None = None
         self._observer: Observer | None = None
         self._kafka: Mapping[str, str] = {}
-        self._connecting = asyncio.Lock()
+        self._connections = asyncio.Lock()
+        """Held while the connections are opened, used or closed."""
 
     @classmethod
     def shared(cls, kafka_config_id: str, poll_seconds: float) -> Watch:
@@ -96,9 +97,11 @@ class Watch:
         When the last trigger leaves, the connections are closed.
         """
         self._topics.pop(trigger, None)
-        if not self._topics and self._ledger is not None:
-            ledger, self._ledger, self._admin, self._observer = self._ledger, None, None, None
-            await asyncio.to_thread(ledger.close)
+        # A trigger that is cancelled leaves while the broker and the ledger are still being read.
+        async with self._connections:
+            if not self._topics and self._ledger is not None:
+                ledger, self._ledger, self._admin, self._observer = self._ledger, None, None, None
+                await asyncio.to_thread(ledger.close)
 
     async def observe(self, pipeline: str, topics: frozenset[str]) -> Observation:
         """Observe a pipeline for a trigger that has joined.
@@ -119,7 +122,10 @@ class Watch:
         )
 
     async def _read(self, topics: frozenset[str]) -> _Round:
-        async with self._connecting:
+        async with self._connections:
+            if not self._topics:
+                # All triggers have left, so nobody would close the connections.
+                raise asyncio.CancelledError
             if self._admin is None:
                 # In a triggerer, Airflow gets a connection from its supervisor through this
                 # thread's event loop. asgiref's `sync_to_async` makes this loop available.
@@ -128,9 +134,9 @@ class Watch:
             if self._ledger is None:
                 self._ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
                 self._observer = Observer(self._ledger, settings())
-        if self._observer is not None:
-            self._observer.observe()
-        return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
+            if self._observer is not None:
+                self._observer.observe()
+            return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions are read before end offsets. In the other order, a run could read more records in

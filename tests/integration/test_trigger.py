@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -327,6 +328,46 @@ def test_polls_and_restarted_triggers_leave_no_threads_and_files(
     # Kafka's clients close their connections in threads of their own, on a busy machine a moment later.
     wait_until(lambda: is_flat(before, own_size()), 20)
     assert_flat(before, own_size())
+
+
+def test_connections_are_closed_if_the_last_trigger_leaves_while_they_are_used(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_read, goes_on = Watch._read_round, Event(), Event()
+    used: list[Ledger] = []
+
+    def slow(self: Watch, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> Any:
+        used.append(ledger)
+        is_read.set()
+        assert goes_on.wait(20)
+        return read(self, admin, ledger, topics)
+
+    async def leave_while_reading(_: Events) -> None:
+        assert await asyncio.to_thread(is_read.wait, 20)
+        Timer(0.3, goes_on.set).start()
+
+    monkeypatch.setattr(Watch, "_read_round", slow)
+    asyncio.run(run(trigger(topic), leave_while_reading))
+    (closed,) = used
+    # A closed engine that is used again opens another connection, and keeps it in its pool.
+    assert closed.engine.pool.checkedin() == 0  # type: ignore[attr-defined]
+
+
+def test_connections_are_not_opened_after_the_last_trigger_has_left(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "_read_round", lambda *_: pytest.fail("no trigger needs this"))
+
+    async def leave_at_once() -> None:
+        watch, one = Watch.shared("kafka_default", 0.05), object()
+        watch.join(one, frozenset([topic]))
+        observed = asyncio.create_task(watch.observe("p", frozenset([topic])))
+        await asyncio.sleep(0)
+        await watch.leave(one)
+        with pytest.raises(asyncio.CancelledError):
+            await observed
+
+    asyncio.run(leave_at_once())
 
 
 def test_a_trigger_can_be_serialized() -> None:
