@@ -20,6 +20,8 @@ ROW_BYTES = 95
 FEW_RECORDS = 50_000
 """So many records are not too many for any batch."""
 _UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
+_FIRST_TO_ADD_UP = 1_000_000
+"""The most records of the first batches if tasks add the records up: each may be the first of its key and window."""
 _ENOUGH_RECORDS = 10_000
 """The rows of a batch with fewer records say little about the rows of a large batch."""
 
@@ -33,6 +35,7 @@ class BatchSize:
     """The number that the user has set; None if it follows from the memory."""
     _bytes_per_record: float | None = None
     _is_measured: bool = False
+    _first_records: int = _FIRST_RECORDS
 
     @property
     def is_unknown(self) -> bool:
@@ -45,6 +48,7 @@ class BatchSize:
         There are no rows of records if tasks add the records up while they read.
         """
         self._bytes_per_record = (record_bytes + ROW_BYTES) * rows
+        self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
     def measure(self, records: int, row_bytes: int) -> None:
         """Note the rows that a batch of `records` records had."""
@@ -56,6 +60,6 @@ class BatchSize:
             return self.given
         if self._bytes_per_record is None:
             return _UNKNOWN_RECORDS
-        most = _MOST_RECORDS if self._is_measured else _FIRST_RECORDS
+        most = _MOST_RECORDS if self._is_measured else self._first_records
         row_bytes = (self.memory_mb - FIXED_MB) * 1e6 / _COPIES
         return int(min(max(row_bytes / max(self._bytes_per_record, 1), FEW_RECORDS), most))

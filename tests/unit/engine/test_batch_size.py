@@ -48,10 +48,11 @@ def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
     assert size.most_records() == 2_000_000, "a task that adds records up holds few rows"
 
 
-def test_records_that_are_added_up_have_no_rows() -> None:
+def test_records_that_are_added_up_have_no_rows_but_each_may_be_the_first_of_its_key() -> None:
     size = BatchSize(1_500)
     size.expect(2_000, rows=0)
-    assert size.most_records() == 1_200_000
+    assert size.most_records() == 1_000_000
+    assert most_records(100_000, 10) == 1_200_000
 
 
 def test_a_batch_always_has_some_records() -> None:
