@@ -206,7 +206,7 @@ class RangeReader:
         import numpy as np
 
         for partition, of_partition in self._by_partition(messages).items():
-            offsets = np.fromiter(map(Message.offset, of_partition), np.int64, len(of_partition))
+            offsets = _offsets(of_partition)
             self._reach(partition, int(offsets[-1]) + 1)
             if count := int(np.searchsorted(offsets, self._ranges[partition].end)):
                 yield Records(partition, of_partition[:count], offsets[:count])
@@ -320,6 +320,17 @@ class RangeReader:
                 if fetched > before:
                     self._fetched[topic, number] = fetched
                     self._note_answer()
+
+
+def _offsets(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
+    """The offsets of messages of one partition."""
+    import numpy as np
+
+    first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+    # Offsets increase, so these are all of the offsets in between, and no other message has to be asked for its own.
+    if last - first == len(messages) - 1:
+        return np.arange(first, last + 1)
+    return np.fromiter(map(Message.offset, messages), np.int64, len(messages))
 
 
 def _count_at_once(records: Sequence[Message]) -> int:

@@ -24,7 +24,7 @@ from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_array
 from sluice.values.sql_types import compact, struct_type
 
-_FLUSH_RECORDS = 500_000
+_FLUSH_RECORDS = 100_000
 _EXACT = Context(prec=100)
 """Decimals are added with 100 digits, which are enough for any sum of decimals."""
 

@@ -21,6 +21,7 @@ from sluice.settings import settings
 from sluice.state.shard.row_columns import RowColumns
 from sluice.state.shard.row_pages import columns_of, ids_of, pages_of, repeats_previous, sorted_rows
 from sluice.state.shard.shard import Shard
+from sluice.support.memory import release_much_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +113,7 @@ class ShardWriter:
         del received
         state_rows = self._changed_rows(together)
         del together
-        pa.default_memory_pool().release_unused()
+        release_much_memory()
         batch = this_batch().number
         changes = RETURNED_ROW.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
