@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 from sluice import Pipeline
 from sluice.engine.batch.dead_letters import RejectedOutput
@@ -16,6 +18,7 @@ from sluice.engine.batch.side_outputs import Collected, SideOutputs
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
+from sluice.support import memory
 from sluice.support.memory import release_memory_after_task
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 
@@ -24,7 +27,8 @@ def resident_mb() -> float:
     return psutil.Process().memory_info().rss / 1e6
 
 
-def test_a_worker_returns_the_memory_of_a_task_after_the_task() -> None:
+def after_a_task() -> tuple[float, object]:
+    """The memory in MB that a worker has freed in a task and kept, and the task's last objects."""
     import_pandas_on_demand()
     before = resident_mb()
     numbers = pa.array(range(1_000))
@@ -35,8 +39,28 @@ def test_a_worker_returns_the_memory_of_a_task_after_the_task() -> None:
     assert resident_mb() > before + 150
     del columns, texts
     release_memory_after_task("stop", {"generation": 2})
-    assert resident_mb() < before + 40
-    assert last
+    return resident_mb() - before, last
+
+
+def test_a_worker_with_much_memory_returns_what_it_has_freed_after_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MUCH_BYTES", psutil.Process().memory_info().rss)
+    kept, _ = after_a_task()
+    assert kept < 40
+
+
+def test_a_worker_with_little_memory_keeps_it_for_its_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MUCH_BYTES", 1 << 40)
+    kept, _ = after_a_task()
+    assert kept > 80
+    memory.release_unused_memory()
+
+
+def test_a_worker_always_returns_memory_if_the_system_does_not_say_how_much_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "_RESIDENT_PAGES", tmp_path / "statm")
+    kept, _ = after_a_task()
+    assert kept < 40
 
 
 class MeasuredOutput:

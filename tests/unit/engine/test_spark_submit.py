@@ -124,8 +124,12 @@ def configuration(tmp_path: Path) -> Settings:
     )
 
 
-@pytest.mark.parametrize(("name", "default"), [("MALLOC_ARENA_MAX", "2"), ("MALLOC_MMAP_THRESHOLD_", "4194304")])
-def test_a_run_keeps_little_freed_memory_unless_the_user_decides(
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [("MALLOC_ARENA_MAX", "2"), ("MALLOC_MMAP_THRESHOLD_", "4194304"), ("MIMALLOC_PURGE_DELAY", "10000"),
+     ("MIMALLOC_ALLOW_THP", "0")],
+)  # fmt: skip
+def test_a_run_sets_how_allocators_keep_memory_unless_the_user_decides(
     configuration: Settings, monkeypatch: pytest.MonkeyPatch, name: str, default: str
 ) -> None:
     def value() -> str:
