@@ -21,8 +21,7 @@ from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet, u
 from sluice.values.record_places import Partition, Range
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from sluice.support.arrays import Integers
 
 LONGEST_SILENCE_S = 60.0
 """How long a reader waits for records from the brokers, for example while they restart."""
@@ -63,7 +62,7 @@ class Records(NamedTuple):
 
     partition: Partition
     messages: Sequence[Message]
-    offsets: npt.NDArray[np.int64]
+    offsets: Integers
 
 
 class _PartitionStatistics(msgspec.Struct):
@@ -322,7 +321,7 @@ class RangeReader:
                     self._note_answer()
 
 
-def _offsets(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
+def _offsets(messages: Sequence[Message]) -> Integers:
     """The offsets of messages of one partition."""
     import numpy as np
 

@@ -13,10 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.operators.base import Operator
-
-Indices = npt.NDArray[np.intp]
-Mask = npt.NDArray[np.bool_]
-Times = npt.NDArray[np.int64]
+from sluice.support.arrays import Indices, Mask, Times
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, overload
 from sluice.values.windows import AnyWindow, JoinWindow, SessionWindow, SlidingWindow, T
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from sluice.support.arrays import Mask, Times
 
 
 class WindowLateness:
@@ -39,11 +38,7 @@ class WindowLateness:
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
     @overload
-    def is_late(
-        self,
-        end: npt.NDArray[np.int64],
-        stream_time: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.bool_]: ...
+    def is_late(self, end: Times, stream_time: Times) -> Mask: ...
     def is_late(self, end: Any, stream_time: Any) -> Any:
         """Whether a record is late for a window that ends at `end`."""
         return end <= self.last_late_end(stream_time)
@@ -68,7 +63,7 @@ class WindowLateness:
 @overload
 def closes_at(end: int, open_ms: int) -> int: ...
 @overload
-def closes_at(end: npt.NDArray[np.int64], open_ms: int) -> npt.NDArray[np.int64]: ...
+def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
     """The stream time at which a window is closed that stays open for `open_ms` after its end."""
     return end + open_ms
@@ -118,12 +113,7 @@ class JoinLateness:
     @overload
     def is_past(self, side: int, time: int, stream_time: int) -> bool: ...
     @overload
-    def is_past(
-        self,
-        side: int,
-        time: npt.NDArray[np.int64],
-        stream_time: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.bool_]: ...
+    def is_past(self, side: int, time: Times, stream_time: Times) -> Mask: ...
     def is_past(self, side: int, time: Any, stream_time: Any) -> Any:
         """Whether the window of a new record has already ended.
 
@@ -135,7 +125,7 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: int) -> int: ...
     @overload
-    def sent_unmatched_at(self, side: int, time: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
         """The stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
         return time + self._sent_after_ms[side]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
-from sluice.operators.columns import NO_ROWS, Indices, KeyedRows, Results, RowFailedError
+from sluice.operators.columns import NO_ROWS, KeyedRows, Results, RowFailedError
 from sluice.operators.encoding import plain_texts, state_type, to_json
 from sluice.operators.plain_values import has_plain_values
 from sluice.operators.processor import (
@@ -27,6 +27,7 @@ from sluice.operators.processor import (
     ValueProcessor,
     field_of,
 )
+from sluice.support.arrays import Indices
 from sluice.values.headers import NO_HEADERS, Headers
 from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import Windowed, key_and_window, split_windowed_key, windowed_of_text

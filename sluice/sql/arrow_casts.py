@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from sluice.sql.arrow_numbers import java_longs
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, map_rows, mask_of, valid_rows
+from sluice.sql.arrow_values import Result, Value, array_of, map_rows, mask_of, valid_rows
 from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer
+from sluice.support.arrays import Mask
 from sluice.values.sql_types import precision_and_scale
 
 _RANGES = {"INT": (-(2**31), 2**31 - 1), "BIGINT": (-(2**63), 2**63 - 1)}

@@ -35,7 +35,6 @@ from sluice.sql.arrow_numbers import (
 from sluice.sql.arrow_to_json import json_object, json_values
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import (
-    Mask,
     Result,
     Value,
     any_of,
@@ -49,6 +48,7 @@ from sluice.sql.arrow_values import (
 from sluice.sql.rules import PYTHON, RULES, RuleKey
 from sluice.sql.typed_expression import JSON_VALUE, PATH_ELEMENT, TypedExpression
 from sluice.sql.types import is_decimal
+from sluice.support.arrays import Mask
 from sluice.values.sql_types import precision_and_scale, struct_fields
 
 Columns: TypeAlias = Mapping[str, Value]

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.sql.arrow_casts import date_text, time_text
-from sluice.sql.arrow_values import Mask, mask_of
+from sluice.sql.arrow_values import mask_of
 from sluice.sql.types import PLAIN_SCALE, is_decimal
+from sluice.support.arrays import Mask
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import MOST_KEY_BYTES
 from sluice.values.sql_types import precision_and_scale

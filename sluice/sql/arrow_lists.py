@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import Mask, Result, Value, array_of, mask_of, valid_rows
+from sluice.sql.arrow_values import Result, Value, array_of, mask_of, valid_rows
+from sluice.support.arrays import Mask
 
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.support.arrays import Mask
+
 Value: TypeAlias = Any
 """An Arrow array, or a scalar that applies to every row."""
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

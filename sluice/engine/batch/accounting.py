@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.batch_start import BatchStart
@@ -21,11 +20,12 @@ from sluice.engine.batch.record_headers import (
 )
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
-from sluice.engine.batch.stream_time import SEEN, Mask, StreamTimes
+from sluice.engine.batch.stream_time import SEEN, StreamTimes
 from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.sql.arrow_values import mask_of
+from sluice.support.arrays import Integers, Mask
 from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
 
@@ -35,7 +35,7 @@ class RecordOutcome:
 
     def __init__(
         self,
-        records: npt.NDArray[np.int64] | None,
+        records: Integers | None,
         applied: Mask,
         rejected: Mask,
         skipped: Mask,
@@ -125,7 +125,7 @@ class PartitionResults:
         ]
         return dict(zip(POSITION, places, strict=True))
 
-    def _count_outcomes(self, outcomes: npt.NDArray[np.int64]) -> None:
+    def _count_outcomes(self, outcomes: Integers) -> None:
         for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
             # The counts `applied` and `filtered` are reported even if they are 0.
             if number or _OUTCOMES[kind] in ("applied", "filtered"):
@@ -239,7 +239,7 @@ class RecordSinks:
     def _reject_failures(
         self,
         batch: pa.RecordBatch,
-        records: npt.NDArray[np.int64] | None,
+        records: Integers | None,
         results: PartitionResults,
     ) -> tuple[Mask, Mask]:
         """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""

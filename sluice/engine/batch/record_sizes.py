@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sluice.support.arrays import Integers
 
 _RECORD_OVERHEAD = 100
 """Upper bound of the bytes that Kafka adds to a record: its batch's header, lengths, timestamps."""
@@ -16,7 +17,7 @@ _HEADER_OVERHEAD = 10
 """Upper bound of the bytes that Kafka adds to a header: two lengths."""
 
 
-def record_sizes(records: pa.Table) -> npt.NDArray[np.int64]:
+def record_sizes(records: pa.Table) -> Integers:
     """The size of each record (columns `key`, `value` and perhaps `headers`), in bytes."""
     sizes = _lengths(records.column("key")) + _lengths(records.column("value")) + _RECORD_OVERHEAD
     if "headers" in records.column_names:
@@ -47,6 +48,6 @@ def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.ListArray]]:
         first_row += len(chunk)
 
 
-def _lengths(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.int64]:
+def _lengths(values: pa.ChunkedArray | pa.Array) -> Integers:
     lengths: Any = pc.fill_null(pc.binary_length(values), 0)
     return np.asarray(lengths.to_numpy(), np.int64)

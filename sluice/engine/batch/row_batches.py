@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.gathered_batches import gathered
 from sluice.engine.batch.row_schemas import SCHEMA, taken, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
+from sluice.support.arrays import Integers, Mask
 
 ROW_BATCHES = pa.schema([("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())])
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
@@ -68,7 +68,7 @@ class RowBatchWriter:
                 row_batches[worker] = pack_table(rows.slice(begin, end - begin))
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
-    def _copied_rows(self, table: pa.Table) -> npt.NDArray[np.bool_]:
+    def _copied_rows(self, table: pa.Table) -> Mask:
         """Mask of the rows to copy for every worker.
 
         Leaves out rows on their way to a later stage: they were copied before an earlier stage.
@@ -82,7 +82,7 @@ class RowBatchWriter:
             copied &= np.asarray(pc.and_(is_new, pc.invert(table.column("emitted"))))
         return copied
 
-    def _owners(self, table: pa.Table) -> npt.NDArray[np.int64]:
+    def _owners(self, table: pa.Table) -> Integers:
         """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers

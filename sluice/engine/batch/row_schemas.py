@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.sql.arrow_types import arrow_type
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import Indices, Integers
 
 ROW = {
     "target": "INT",
@@ -96,8 +96,6 @@ _DEFAULTS = {
     "path": b"",
 }
 
-Integers = npt.NDArray[np.int64]
-
 
 def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) -> pa.RecordBatch:
     """Create `count` rows. A scalar applies to every row; missing columns get their default or null."""
@@ -168,7 +166,7 @@ def offset_of(origin: int | Integers) -> int | Integers:
     return origin & ((1 << OFFSET_BITS) - 1)
 
 
-def sorted_indices(table: pa.Table) -> npt.NDArray[np.intp]:
+def sorted_indices(table: pa.Table) -> Indices:
     """The indices that sort the rows by position. Rows with the same position keep their order."""
     names = [name for name in SORT_KEY if name in table.column_names]
     order = pc.sort_indices(table, [(name, "ascending") for name in names])
@@ -211,7 +209,7 @@ def position_numbers(table: pa.Table) -> Integers:
     return numbers
 
 
-def stable_order(numbers: Integers) -> npt.NDArray[np.intp]:
+def stable_order(numbers: Integers) -> Indices:
     """The indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
 
     Like `np.argsort`, which takes ten times as long for numbers of more than 16 bits.

@@ -11,11 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Times = npt.NDArray[np.int64]
-"""Event times or stream times, in epoch ms."""
-Mask = npt.NDArray[np.bool_]
+from sluice.support.arrays import Mask, Times
 
 BEFORE_ALL = -1
 """Stream time before the first record."""

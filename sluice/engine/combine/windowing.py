@@ -12,23 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.engine.batch.accounting import PartitionResults, RecordOutcome, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, Times, after_each
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, after_each
 from sluice.operators.aggregation.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import AggregationGroup
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import Indices, Times
 from sluice.values.record_places import Partition
 from sluice.values.windows import TimeWindow
 
 
 @dataclass(frozen=True)
 class Windowed:
-    rows: npt.NDArray[np.intp]
+    rows: Indices
     """Indices of records, each repeated once per window that the record belongs to."""
     starts: Times
     """The window's start for each element of `rows`."""
@@ -166,7 +166,7 @@ def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
 def _records(
     batch: pa.RecordBatch,
     group: AggregationGroup,
-    rows: npt.NDArray[np.intp],
+    rows: Indices,
     windows: tuple[Times, Times] | None,
 ) -> pa.RecordBatch:
     """The columns `WINDOWED` and the group's input columns for `rows`, with the starts and ends of their windows."""

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,6 +22,7 @@ from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.sql.arrow_values import bytes_of
+from sluice.support.arrays import Mask
 from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
@@ -264,7 +264,7 @@ def accepted_records(
 
 
 def _reject(
-    sink: Sink, table: pa.Table, refused: npt.NDArray[np.bool_], rejected: RejectedOutput, reason: str,
+    sink: Sink, table: pa.Table, refused: Mask, rejected: RejectedOutput, reason: str,
     detail: Callable[[int], str],
 ) -> pa.Table:  # fmt: skip
     """Add the refused records to `rejected`. Returns the accepted records."""

@@ -18,7 +18,6 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -41,6 +40,7 @@ from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
+from sluice.support.arrays import Indices
 from sluice.values.record_places import Range
 
 COMMIT_TIMEOUT_S = 120
@@ -483,7 +483,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
         begin += length
 
 
-def _first_with_headers(records: pa.ListArray) -> npt.NDArray[np.intp]:
+def _first_with_headers(records: pa.ListArray) -> Indices:
     """The first record, and the records that have other headers than the record before them.
 
     Returns all records if their numbers of headers differ, or if they have no headers.

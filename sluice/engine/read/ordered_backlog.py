@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.engine.batch.stream_time import BEFORE_ALL
+from sluice.support.arrays import Integers
 from sluice.values.record_places import Partition
 
 Offsets = Mapping[Partition, int]
@@ -36,8 +36,8 @@ _READ_AT_ONCE = 20_000
 class Stretch:
     """Consecutive records of a partition."""
 
-    offsets: npt.NDArray[np.int64]
-    timestamps: npt.NDArray[np.int64]
+    offsets: Integers
+    timestamps: Integers
     complete: bool
     """Whether the backlog has no later records in this partition."""
     size: int = 0
@@ -241,8 +241,8 @@ class _PartitionRead:
     sequence: int
     """A lower bound of the sequences from offset `next` on."""
     complete: bool
-    offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    sequences: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    offsets: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    sequences: Integers = field(default_factory=lambda: np.empty(0, np.int64))
 
     def append(self, stretch: Stretch) -> None:
         sequences = np.maximum(np.maximum.accumulate(stretch.timestamps), self.sequence)
@@ -259,7 +259,7 @@ class _PartitionRead:
         return self.end if self.complete else self.next
 
 
-def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]]:
+def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
     """For each partition, the sequences of its first records: those that precede every record not read so far.
 
     Only the order of these records is certain. An unread record may come before any of the other
@@ -272,7 +272,7 @@ def _certain_sequences(read: list[_PartitionRead]) -> list[npt.NDArray[np.int64]
     if not incomplete:
         return [partition.sequences for partition in read]
     sequence, lowest = min(incomplete)
-    certain: list[npt.NDArray[np.int64]] = []
+    certain: list[Integers] = []
     for number, partition in enumerate(read):
         sequences = partition.sequences
         if number == lowest:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -21,6 +20,7 @@ from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
 from sluice.kafka.listed_offsets import list_offsets
 from sluice.kafka.range_reader import RangeReader
+from sluice.support.arrays import Times
 from sluice.values.record_places import Partition, Range
 
 _SETTINGS = {
@@ -35,7 +35,7 @@ _LAST_MS = (2**63 - 1) // 1_000
 """The last timestamp that fits 64 bits in microseconds, about the year 294,000."""
 
 
-def timestamps_of(messages: Sequence[Message]) -> npt.NDArray[np.int64]:
+def timestamps_of(messages: Sequence[Message]) -> Times:
     """The timestamps of records, epoch ms.
 
     A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that does not fit 64 bits

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,15 +24,12 @@ from sluice.engine.batch.row_schemas import (
     rows,
 )
 from sluice.engine.batch.side_outputs import pack_table
-from sluice.engine.batch.stream_time import (
-    BEFORE_ALL,
-    Mask,
-    advance,
-)
+from sluice.engine.batch.stream_time import BEFORE_ALL, advance
 from sluice.operators.columns import CHANGE_OF_ROW, replaced_values
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import Edge, Job, PlannedOperator
 from sluice.plan.operator_parameters import Aggregate, Process, PythonAggregate, Suppress
+from sluice.support.arrays import Integers, Mask
 from sluice.values.windows import Window
 
 ADVANCES = pa.schema([
@@ -263,8 +259,8 @@ def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
     return batch.filter(pa.array(chosen))
 
 
-def partition_numbers(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
+def partition_numbers(table: pa.Table | pa.RecordBatch) -> Integers:
     """The partition number of each row's record."""
-    origins: npt.NDArray[np.int64] = table.column("origin").to_numpy()
+    origins: Integers = table.column("origin").to_numpy()
     _, numbers = partition_of(origins)
     return numbers

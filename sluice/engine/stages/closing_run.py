@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.row_schemas import BEGIN, END
-from sluice.engine.batch.stream_time import BEFORE_ALL, Times
+from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.operator_run import BatchStates, OperatorRun
 from sluice.engine.stages.releases import Releases
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
@@ -17,6 +17,7 @@ from sluice.engine.stages.timeline import Timeline
 from sluice.engine.stages.window_results import WindowResults, closed_rows
 from sluice.operators.aggregation.aggregate import WindowAggregation
 from sluice.operators.suppress import ClosingWindows
+from sluice.support.arrays import Times
 from sluice.values.windows import Bounds
 
 _LATEST = 2**63 - 1

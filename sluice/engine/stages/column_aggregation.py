@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import LAST, SORT_KEY, sorted_indices
-from sluice.engine.batch.stream_time import Mask, Times
 from sluice.engine.stages.emitted_rows import emitted_rows
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
@@ -35,7 +33,6 @@ from sluice.operators.aggregation.column_functions import (
 )
 from sluice.operators.aggregation.window_ranges import (
     Line,
-    Numbers,
     SpreadWindow,
     TooManyWindowsError,
     WindowRanges,
@@ -48,6 +45,7 @@ from sluice.operators.aggregation.window_ranges import (
 from sluice.operators.columns import KeyStates
 from sluice.operators.lateness import closes_at
 from sluice.operators.suppress import ClosingWindows, Suppress, Waiting, sends_twice
+from sluice.support.arrays import Indices, Integers, Mask, Times
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
@@ -59,10 +57,10 @@ FEWEST_ROWS = 100
 class HeldWindows:
     """The windows of the batch's keys that the operator holds from earlier batches."""
 
-    keys: Numbers
+    keys: Integers
     """The number of each window's key."""
-    starts: Numbers
-    times: Numbers
+    starts: Integers
+    times: Integers
     """The largest event time in each window's aggregate."""
 
     @classmethod
@@ -77,17 +75,17 @@ class HeldWindows:
 class Records:
     """Records whose order does not matter, sorted by key and time."""
 
-    rows: Numbers
+    rows: Integers
     """The indices of the records in the batch."""
     key_texts: pa.Array
     """The texts of the keys, by number, in order."""
     line: Line
-    places: Numbers
+    places: Integers
     """The number of each record on `line`, which orders all records by key and time."""
-    neighbourhoods: Numbers
+    neighbourhoods: Integers
     """The number of each record's neighbourhood (see `neighbourhoods_of`)."""
     held: HeldWindows
-    neighbourhoods_of_held: Numbers
+    neighbourhoods_of_held: Integers
 
     def where(self, chosen: Mask) -> Records:
         return replace(
@@ -97,7 +95,7 @@ class Records:
             neighbourhoods=self.neighbourhoods[chosen],
         )
 
-    def continued(self, windows: WindowRanges) -> Numbers:
+    def continued(self, windows: WindowRanges) -> Integers:
         """For each held window, the index of the records' window to merge with it; -1 for none."""
         if not len(self.held.keys):
             return self.held.keys
@@ -179,7 +177,7 @@ class ColumnAggregation:
         """Whether results may have headers of records."""
         return bool(self.suppressing) and table.column("headers").null_count < len(table)
 
-    def _aggregate(self, table: pa.Table, key_texts: pa.Array, before: Times, output: StageOutput) -> Numbers:
+    def _aggregate(self, table: pa.Table, key_texts: pa.Array, before: Times, output: StageOutput) -> Integers:
         """Aggregate the records whose order does not matter, and return the indices of their rows."""
         complete = self._complete(table)
         if not len(complete):
@@ -216,14 +214,14 @@ class ColumnAggregation:
             _suppress(run, results, output)
         return records.rows
 
-    def _complete(self, table: pa.Table) -> Numbers:
+    def _complete(self, table: pa.Table) -> Integers:
         """The indices of the rows with a key, a time and, if it is needed, a value."""
         is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
         if isinstance(self.window, SlidingWindow):
             is_complete &= boolean_mask(table.column("value").is_valid())
         return np.flatnonzero(is_complete)
 
-    def _records(self, table: pa.Table, key_texts: pa.Array, complete: Numbers, before: Times) -> Records:
+    def _records(self, table: pa.Table, key_texts: pa.Array, complete: Integers, before: Times) -> Records:
         """Of the rows with the indices `complete`, the records whose order does not matter."""
         window = self.window
         times = table.column("time").to_numpy()[complete]
@@ -250,7 +248,7 @@ class ColumnAggregation:
         records = Records(sorted_rows, key_texts, line, places, neighbourhoods, held, of_held)
         return records.where(~needs_order[neighbourhoods])
 
-    def _spans(self, line: Line, held: HeldWindows) -> tuple[Numbers, Numbers]:
+    def _spans(self, line: Line, held: HeldWindows) -> tuple[Integers, Integers]:
         """The places on the line at which held windows begin, and at which they end.
 
         Records near a held window are in its neighbourhood. Both arrays are empty for windows whose
@@ -343,7 +341,7 @@ class ColumnAggregation:
         return is_needed
 
 
-def _ranks(in_order: npt.NDArray[np.intp]) -> Numbers:
+def _ranks(in_order: Indices) -> Integers:
     """The place of each row in the order of all rows, given the indices of the rows in this order."""
     ranks = np.empty(len(in_order), np.int64)
     ranks[in_order] = np.arange(len(in_order))

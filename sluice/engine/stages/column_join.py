@@ -19,9 +19,10 @@ from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.stage_output import StageOutput
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.columns import KeyedRows, KeyStates, Mask
+from sluice.operators.columns import KeyedRows, KeyStates
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.unmatched import keys_in_order
+from sluice.support.arrays import Mask
 
 FEWEST_ROWS = 100
 """Fewer rows than this are joined faster one by one."""

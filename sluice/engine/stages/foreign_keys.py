@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import SCHEMA, with_schema
-from sluice.engine.batch.stream_time import Mask
 from sluice.operators.base import LEFT, MOVED
 from sluice.plan import Job
 from sluice.plan.operator_parameters import TableJoin
-
-Indices = npt.NDArray[np.intp]
+from sluice.support.arrays import Indices, Mask
 
 
 @dataclass(frozen=True)

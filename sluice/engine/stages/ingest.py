@@ -27,13 +27,14 @@ from sluice.engine.batch.batch_start import BatchStart, this_batch
 from sluice.engine.batch.record_headers import headers_of_records
 from sluice.engine.batch.row_schemas import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, Mask, Times, advance
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, advance
 from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.engine.combine.windowing import Windowing
 from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError, sentence
 from sluice.operators.base import LEFT
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
+from sluice.support.arrays import Mask, Times
 from sluice.values.record_places import Partition
 from sluice.values.row_order import END_OF_RECORD, START
 

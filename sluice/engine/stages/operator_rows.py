@@ -9,16 +9,16 @@ from itertools import repeat
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.row_schemas import SORT_KEY, Position, ranks, sorted_indices, stable_order, taken
-from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times
+from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
 from sluice.operators.columns import KeyedRows
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import Indices, Mask, Times
 
 COLUMNS = (
     "key",
@@ -74,7 +74,7 @@ class OperatorRows:
     """The columns of `COLUMNS`, without stream times."""
     stream_times: Mapping[str, Times]
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see `Row`."""
-    _part_of: tuple[OperatorRows, npt.NDArray[np.intp]] | None = None
+    _part_of: tuple[OperatorRows, Indices] | None = None
     """For rows whose columns are made when they are first read: the rows from which they are taken, and the indices."""
 
     @classmethod
@@ -96,7 +96,7 @@ class OperatorRows:
     def __len__(self) -> int:
         return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
 
-    def values_at(self, name: str, indices: npt.NDArray[np.intp]) -> pa.Array:
+    def values_at(self, name: str, indices: Indices) -> pa.Array:
         """The values of a column at some rows. Does not make the column."""
         if self._part_of is None:
             return taken(self.columns[name], pa.array(indices))
@@ -169,21 +169,21 @@ class OperatorRows:
         if keyed_count < len(self):
             yield None, self._part(order[keyed_count:])
 
-    def keyed(self, starts: npt.NDArray[np.intp]) -> KeyedRows:
+    def keyed(self, starts: Indices) -> KeyedRows:
         """Rows that are sorted by key, as KeyedRows. `starts` means the same as in KeyedRows."""
         keys = self.values_at("key", starts[:-1]).to_pylist()
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 
-    def _order(self) -> npt.NDArray[np.intp]:
+    def _order(self) -> Indices:
         """The indices that sort the rows by position."""
         return sorted_indices(pa.table({name: self.columns[name] for name in SORT_KEY}))
 
-    def _take(self, indices: npt.NDArray[np.intp]) -> Self:
+    def _take(self, indices: Indices) -> Self:
         places = pa.array(indices)
         columns = {name: taken(column, places) for name, column in self.columns.items()}
         return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
 
-    def _part(self, indices: npt.NDArray[np.intp]) -> Self:
+    def _part(self, indices: Indices) -> Self:
         """Like `_take`, but each column is made when it is first read."""
         places = pa.array(indices)
         columns = _LazyColumns(self.columns.keys(), lambda name: taken(self.columns[name], places))

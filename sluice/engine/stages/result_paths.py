@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.operators.columns import Indices, ReleasedResults
+from sluice.operators.columns import ReleasedResults
+from sluice.support.arrays import Indices, Integers
 from sluice.values import row_order
 
 
@@ -37,7 +36,7 @@ def _result_elements(numbers: Indices) -> pa.Array | pa.Scalar:
     return _elements(numbers, lambda number: row_order.result_path(b"", number))
 
 
-def _elements(numbers: npt.NDArray[np.int64], element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
+def _elements(numbers: Integers, element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
     """The element of a path for each number; a scalar if all are the same. Most results have the same few numbers."""
     encoded = pa.array(numbers).dictionary_encode()
     elements = pa.array([element(number) for number in encoded.dictionary.to_pylist()], pa.binary())

@@ -38,10 +38,11 @@ from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.result_paths import result_paths
 from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
-from sluice.operators.columns import Indices, KeyedRows, Results
+from sluice.operators.columns import KeyedRows, Results
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import Indices
 from sluice.values import row_order
 from sluice.values.row_order import hash_of
 from sluice.values.windows import Bounds

@@ -13,27 +13,19 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, SORT_KEY, Position, position_numbers
 from sluice.engine.batch.side_outputs import open_table
-from sluice.engine.batch.stream_time import (
-    BEFORE_ALL,
-    CLOSED,
-    Mask,
-    StreamTimes,
-    Times,
-)
+from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.stages.advances import ADVANCES, partition_numbers
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.joins.unmatched import NEVER
 from sluice.plan import PlannedOperator
+from sluice.support.arrays import Indices, Mask, Times
 from sluice.values.row_order import END_OF_RECORD, START
-
-_Indices = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class _PartitionClocks:
     Any other operator has a single clock, under all four names.
     """
 
-    counts: _Indices
+    counts: Indices
     """For each number of advances of all partitions, from 0 on: how many of them are of this partition."""
     all_rows: _Clock
     closed: _Clock
@@ -131,7 +123,7 @@ class Timeline:
         return self._before.went_on_when_idle(self._operator.clock)
 
     @cached_property
-    def _closings(self) -> tuple[_Indices, Times]:
+    def _closings(self) -> tuple[Indices, Times]:
         """The advances that increase the closed time, and the closed time after each of them."""
         # It is the smallest closed time of the active partitions.
         closed = np.full(len(self._times) + 1, BEFORE_ALL)
@@ -176,7 +168,7 @@ class Timeline:
         return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
 
     @cached_property
-    def searches(self) -> tuple[tuple[_Indices, Times], ...]:
+    def searches(self) -> tuple[tuple[Indices, Times], ...]:
         """For each side of a join whose topics have one partition, when the join may search for unmatched records.
 
         These are advances of the side, and the stream time of each of them.
@@ -323,7 +315,7 @@ class Timeline:
                 columns["left"][of_side] = clocks.closed.after[before]
         return columns
 
-    def _counts_of_advances(self, positions: pa.Table) -> tuple[_Indices, _Indices]:
+    def _counts_of_advances(self, positions: pa.Table) -> tuple[Indices, Indices]:
         """For each row, the number of advances before its position, and up to and including its position."""
         together = pa.concat_tables([self._reported.select(SORT_KEY), positions.select(SORT_KEY)])
         of_advances, of_rows = np.split(position_numbers(together), [len(self._times)])
@@ -338,7 +330,7 @@ class Timeline:
             counts_before -= self._follow_their_record(positions, counts_before)
         return counts_before, counts_after
 
-    def _follow_their_record(self, positions: pa.Table, counts: _Indices) -> Mask:
+    def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
         """Mask of the rows whose last advance before them is the beginning of their own record.
 
         `counts`: for each row, the number of advances before it.

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.engine.batch.stream_time import Mask, Times
 from sluice.engine.stages.emitted_rows import released_rows
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.columns import Indices, ReleasedResults
+from sluice.operators.columns import ReleasedResults
 from sluice.operators.suppress import Suppress
+from sluice.support.arrays import Indices, Integers, Mask, Times
 
 
 @dataclass
@@ -23,7 +22,7 @@ class WindowResults:
 
     key_texts: pa.Array
     """The texts of the keys, by number, in order."""
-    keys: npt.NDArray[np.int64]
+    keys: Integers
     """The number of each window's key."""
     starts: Times
     ends: Times

@@ -24,7 +24,8 @@ from sluice.plan.arrow_support import (
 from sluice.sql.arrow_evaluation import evaluate
 from sluice.sql.arrow_keys import key_texts, too_long
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Mask, Result, any_of, array_of, mask_of
+from sluice.sql.arrow_values import Result, any_of, array_of, mask_of
+from sluice.support.arrays import Mask
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
 NOT_FINITE = "NOT_FINITE: NaN or infinity, which JSON cannot express"

@@ -22,8 +22,9 @@ from sluice.operators.aggregation.column_functions import ColumnFunctions
 from sluice.operators.aggregation.window_bounds import bounds_of_all, ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row, Timeless
-from sluice.operators.columns import Indices, KeyedRows, Results, RowFailedError, Times, validity, with_old_values
+from sluice.operators.columns import KeyedRows, Results, RowFailedError, validity, with_old_values
 from sluice.operators.lateness import WindowLateness, last_forgotten
+from sluice.support.arrays import Indices, Times
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
 Windows = dict[Any, tuple[int, Any]]

@@ -34,8 +34,9 @@ from sluice.operators.aggregation.accumulators import (
     Sum,
 )
 from sluice.operators.aggregation.calculation import Calculation, Functions
-from sluice.operators.aggregation.window_ranges import Mask, Numbers, WindowRanges
+from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.exact_sums import Exact
+from sluice.support.arrays import Integers, Mask
 
 _LARGEST = 1 << 62
 _LARGEST_DOUBLE = 1e300
@@ -65,7 +66,7 @@ class Arguments:
     """
 
     is_given: Mask
-    numbers: Numbers | None
+    numbers: Integers | None
     exponent: int | None = None
 
 
@@ -75,32 +76,32 @@ class Aggregated(Protocol):
     def results(self) -> pa.Array:
         """The results as JSON, or null."""
 
-    def accumulators(self, chosen: Numbers) -> list[Any]:
+    def accumulators(self, chosen: Integers) -> list[Any]:
         """The accumulators of the chosen windows, in the form that the function's `Accumulator` uses."""
 
 
 @dataclass(frozen=True)
 class Counted(Aggregated):
-    counts: Numbers
+    counts: Integers
 
     def results(self) -> pa.Array:
         return pa.array(self.counts).cast(pa.string())
 
-    def accumulators(self, chosen: Numbers) -> list[Any]:
+    def accumulators(self, chosen: Integers) -> list[Any]:
         counts: list[Any] = self.counts[chosen].tolist()
         return counts
 
 
 @dataclass(frozen=True)
 class Summed(Aggregated):
-    counts: Numbers
-    sums: Numbers
+    counts: Integers
+    sums: Integers
     exponent: int | None
 
     def results(self) -> pa.Array:
         return _texts(self.sums, self.counts == 0, self.exponent)
 
-    def accumulators(self, chosen: Numbers) -> list[Any]:
+    def accumulators(self, chosen: Integers) -> list[Any]:
         sums: list[Any] = self.sums[chosen].tolist()
         if self.exponent is not None:
             # A sum of no values is 0 without decimal places.
@@ -121,20 +122,20 @@ class ByAccumulator(Aggregated):
     def results(self) -> pa.Array:
         return pa.array([self.result_json(each) for each in self.made], pa.string())
 
-    def accumulators(self, chosen: Numbers) -> list[Any]:
+    def accumulators(self, chosen: Integers) -> list[Any]:
         return [self.made[number] for number in chosen.tolist()]
 
 
 @dataclass(frozen=True)
 class Extremes(Aggregated):
-    counts: Numbers
-    extremes: Numbers
+    counts: Integers
+    extremes: Integers
     exponent: int | None
 
     def results(self) -> pa.Array:
         return _texts(self.extremes, self.counts == 0, self.exponent)
 
-    def accumulators(self, chosen: Numbers) -> list[Any]:
+    def accumulators(self, chosen: Integers) -> list[Any]:
         given = zip(self.extremes[chosen].tolist(), self.counts[chosen].tolist(), strict=True)
         exponent = self.exponent
         if exponent is None:
@@ -142,7 +143,7 @@ class Extremes(Aggregated):
         return [_decimal(number, exponent) if count else None for number, count in given]
 
 
-def _texts(numbers: Numbers, is_null: Mask, exponent: int | None) -> pa.Array:
+def _texts(numbers: Integers, is_null: Mask, exponent: int | None) -> pa.Array:
     """The numbers as text, in units of 10 to the power `exponent`."""
     if not exponent:
         return pa.array(numbers, mask=is_null).cast(pa.string())
@@ -173,7 +174,7 @@ class Aggregates:
             parts += [("," if parts else begin) + name, text]
         return pc.binary_join_element_wise(*parts, end, "")
 
-    def aggregates(self, chosen: Numbers) -> list[tuple[Any, ...]]:
+    def aggregates(self, chosen: Integers) -> list[tuple[Any, ...]]:
         """The aggregates of the chosen windows, in the form that `Functions` uses."""
         return list(zip(*(each.accumulators(chosen) for each in self.of_functions), strict=True))
 
@@ -203,7 +204,7 @@ class ColumnFunctions:
         """Whether any of the functions picks a value by the order of the records."""
         return any(isinstance(accumulator, _PICKING) for accumulator in self.functions.accumulators)
 
-    def aggregates(self, values: pa.Array, windows: WindowRanges, order: Numbers | None = None) -> Aggregates:
+    def aggregates(self, values: pa.Array, windows: WindowRanges, order: Integers | None = None) -> Aggregates:
         """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
         `order`: numbers that increase in the order of the records, needed if a function picks a
@@ -313,7 +314,7 @@ def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Argument
     return Arguments(is_given, np.array(numbers, object), least)
 
 
-def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Numbers) -> list[Any]:
+def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Integers) -> list[Any]:
     """The accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
     count = len(column)
     # Each record has a rank, which is larger for a better value. Of the records with the largest

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sluice.support.arrays import Mask, Times
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import TimeWindow, Window
 
-Times = npt.NDArray[np.int64]
-AllBounds = tuple[Times, Times, npt.NDArray[np.bool_]]
+AllBounds = tuple[Times, Times, Mask]
 """For many times: the starts of the windows that may contain each time, the ends of these windows,
 and whether each window contains the time.
 

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.operators.aggregation.window_bounds import bounds_of_all
+from sluice.support.arrays import Integers, Mask
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
 
 SpreadWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow
 """The kinds of windows that `spread_windows` can find."""
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _LONGEST_LINE = 1 << 62
 _MOST_WINDOWS = 20_000_000
@@ -45,7 +44,7 @@ class Line:
     stretch: int
 
     @classmethod
-    def over(cls, keys: int, times: Numbers, reach: int) -> Self:
+    def over(cls, keys: int, times: Integers, reach: int) -> Self:
         """The line for this number of keys, these times, and all times that are at most `reach` away from them.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
@@ -56,13 +55,13 @@ class Line:
             raise TooManyWindowsError
         return line
 
-    def places(self, keys: npt.NDArray[np.integer[Any]], times: Numbers) -> Numbers:
+    def places(self, keys: npt.NDArray[np.integer[Any]], times: Integers) -> Integers:
         return keys.astype(np.int64) * self.stretch + (times - self.origin)
 
-    def keys(self, places: Numbers) -> Numbers:
+    def keys(self, places: Integers) -> Integers:
         return places // self.stretch
 
-    def times(self, places: Numbers) -> Numbers:
+    def times(self, places: Integers) -> Integers:
         return places % self.stretch + self.origin
 
 
@@ -70,12 +69,12 @@ class Line:
 class WindowRanges:
     """Windows, each with the range of its records: from `first` up to, but excluding, `behind`."""
 
-    keys: Numbers
+    keys: Integers
     """The number of each window's key."""
-    starts: Numbers
-    ends: Numbers
-    first: Numbers
-    behind: Numbers
+    starts: Integers
+    ends: Integers
+    first: Integers
+    behind: Integers
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -85,13 +84,13 @@ class WindowRanges:
         columns = (column.tolist() for column in (self.keys, self.starts, self.first, self.behind))
         return zip(*columns, strict=True)
 
-    def over_ranges(self, combine: np.ufunc, values: Numbers) -> Numbers:
+    def over_ranges(self, combine: np.ufunc, values: Integers) -> Integers:
         """Combine the values of each window's records."""
         # `reduceat` combines the values from each border to the next border: the values of a
         # window, then the values up to the next window, which are left out. It refuses a border
         # after the last value, so a value that belongs to no window is appended.
         borders = np.stack((self.first, self.behind), axis=1).ravel()
-        combined: Numbers = combine.reduceat(np.append(values, 0), borders)[::2]
+        combined: Integers = combine.reduceat(np.append(values, 0), borders)[::2]
         return combined
 
 
@@ -114,7 +113,7 @@ def reach_of(window: SpreadWindow) -> int:
             return window.gap_ms
 
 
-def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: int) -> tuple[Numbers, Numbers]:
+def neighbourhoods_of(places: Integers, begins: Integers, ends: Integers, reach: int) -> tuple[Integers, Integers]:
     """Divide records and earlier windows into neighbourhoods that are more than `reach` apart.
 
     `places`: the sorted places of the records. The earlier windows are windows in the state: each
@@ -131,7 +130,7 @@ def neighbourhoods_of(places: Numbers, begins: Numbers, ends: Numbers, reach: in
     return numbers[: len(places)], numbers[len(places) :]
 
 
-def are_apart(begins: Numbers, ends: Numbers, gap: int) -> Mask:
+def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
     """Mask of earlier sessions that are at most a gap after another session, and were not merged with it.
 
     The other session had closed for the partition whose record began the later session, but not yet for
@@ -143,7 +142,7 @@ def are_apart(begins: Numbers, ends: Numbers, gap: int) -> Mask:
     return apart
 
 
-def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbers) -> Numbers:
+def earliest_ends(window: SpreadWindow, line: Line, places: Integers, ends: Integers) -> Integers:
     """For each record, a lower bound of the ends of the windows that the record may change.
 
     `ends`: the places on the line at which a session may end, sorted. These are the places of all records,
@@ -155,7 +154,7 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbe
             return np.maximum(_first_starts(window, times), 0) + window.size_ms
         case CalendarWindow():
             _, window_ends, contain = bounds_of_all(window, times)
-            earliest: Numbers = np.where(contain, window_ends, np.iinfo(np.int64).max).min(axis=1)
+            earliest: Integers = np.where(contain, window_ends, np.iinfo(np.int64).max).min(axis=1)
             return earliest
         case SlidingWindow():
             return times
@@ -163,7 +162,7 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Numbers, ends: Numbe
             return line.times(ends[np.searchsorted(ends, places - window.gap_ms)])
 
 
-def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourhoods: Numbers) -> WindowRanges:
+def spread_windows(window: SpreadWindow, line: Line, places: Integers, neighbourhoods: Integers) -> WindowRanges:
     """The windows of the records at these sorted places. None of the records is late.
 
     `neighbourhoods`: the number of each record's neighbourhood (see `neighbourhoods_of`). If the
@@ -182,7 +181,7 @@ def spread_windows(window: SpreadWindow, line: Line, places: Numbers, neighbourh
             )
 
 
-def _timed_windows(window: TimeWindow, line: Line, places: Numbers) -> WindowRanges:
+def _timed_windows(window: TimeWindow, line: Line, places: Integers) -> WindowRanges:
     if len(places) * (window.overlap if isinstance(window, Window) else window.periods) > _MOST_WINDOWS:
         raise TooManyWindowsError
     starts, ends, contain = bounds_of_all(window, line.times(places))
@@ -194,13 +193,13 @@ def _timed_windows(window: TimeWindow, line: Line, places: Numbers) -> WindowRan
     return WindowRanges(keys, line.times(start_places), ends, first, behind)
 
 
-def _first_starts(window: Window, times: Numbers) -> Numbers:
+def _first_starts(window: Window, times: Integers) -> Integers:
     """The start of the earliest window that contains each time. Windows with a negative start do not exist."""
     every = window.every_ms
     return (times - window.size_ms + every) // every * every
 
 
-def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> WindowRanges:
+def _sliding_windows(window: SlidingWindow, line: Line, places: Integers) -> WindowRanges:
     """The window that ends at each record, and the window right after the record.
 
     Windows without records are left out.
@@ -217,6 +216,6 @@ def _sliding_windows(window: SlidingWindow, line: Line, places: Numbers) -> Wind
     return _from_places(size, line, starts, first, behind)
 
 
-def _from_places(size: int, line: Line, starts: Numbers, first: Numbers, behind: Numbers) -> WindowRanges:
+def _from_places(size: int, line: Line, starts: Integers, first: Integers, behind: Integers) -> WindowRanges:
     times = line.times(starts)
     return WindowRanges(line.keys(starts), times, times + size, first, behind)

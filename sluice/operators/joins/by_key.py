@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row, Timeless
-from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, take_or, validity, with_old_values
+from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
+from sluice.support.arrays import Indices, Mask, Times
 
 How = Literal["inner", "left", "outer"]
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.operators.base import MOVED, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, Mask, Results, Times, pairs_of_ranges, take_or, validity
+from sluice.operators.columns import KeyedRows, Results, pairs_of_ranges, take_or, validity
 from sluice.operators.joins.by_key import joined_texts
+from sluice.support.arrays import Indices, Mask, Times
 
 if TYPE_CHECKING:
     from sluice.operators.joins.foreign_key import Referred

@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results, Times
+from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.by_key import How, joined
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
+from sluice.support.arrays import Times
 from sluice.values.windows import JoinWindow
 
 _NEVER = 1 << 62

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import NO_ROWS, Indices, KeyedRows, KeyStates, Mask, Results, Times, pairs_of_ranges
+from sluice.operators.columns import NO_ROWS, KeyedRows, KeyStates, Results, pairs_of_ranges
 from sluice.operators.joins.by_key import joined_texts
 from sluice.operators.lateness import JoinLateness
+from sluice.support.arrays import Indices, Mask, Times
 
 if TYPE_CHECKING:
     from sluice.operators.joins.stream_join import Sides, StoredRecord

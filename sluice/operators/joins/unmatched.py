@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
-from sluice.operators.columns import Indices, KeyedRows, KeyStates, Mask, ReleasedResults, Results, Times
+from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
 from sluice.operators.lateness import JoinLateness
+from sluice.support.arrays import Indices, Mask, Times
 
 if TYPE_CHECKING:
     from sluice.operators.joins.stream_join import Sides

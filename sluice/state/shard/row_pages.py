@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
 from sluice.state.model import StateRow
 from sluice.state.shard.row_columns import RowColumns, RowIds
+from sluice.support.arrays import Mask
 
 _ID = ("group_id", "key", "window_start", "window_end")
 PAGE_ROWS = 20_000
@@ -35,7 +35,7 @@ def pages_of(table: pa.Table) -> Iterator[pa.Table]:
         yield table.slice(begin, PAGE_ROWS)
 
 
-def repeats_previous(table: pa.Table) -> npt.NDArray[np.bool_]:
+def repeats_previous(table: pa.Table) -> Mask:
     """Whether each of the sorted rows has the same key and window as the row before it."""
     repeats = np.ones(len(table), bool)
     repeats[:1] = False

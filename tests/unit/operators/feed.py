@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.stream_time import BEFORE_ALL, Mask, Times, advance, after_each
+from sluice.engine.batch.stream_time import BEFORE_ALL, advance, after_each
 from sluice.operators.aggregation.aggregate import Aggregation
 from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
 from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, Results, RowFailedError
@@ -19,6 +19,7 @@ from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
+from sluice.support.arrays import Mask, Times
 from sluice.values.windows import Bounds
 
 
