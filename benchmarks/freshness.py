@@ -22,6 +22,7 @@ from rich.table import Table
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
+from tests.support.signals import interrupt_on_sigterm
 
 PIPELINE = '''"""Counts records by key."""
 
@@ -101,4 +102,5 @@ def table(results: dict[str, list[float]]) -> Table:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     typer.run(main)

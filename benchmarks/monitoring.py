@@ -31,6 +31,7 @@ from tests.servers.hosts import TOKEN, Host
 from tests.support.airflow_database import provide_database
 from tests.support.api_client import Api
 from tests.support.ports import free_port
+from tests.support.signals import interrupt_on_sigterm
 from tests.support.states import States, make_snapshot
 
 PIPELINE = """
@@ -157,4 +158,5 @@ def main(
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     typer.run(main)

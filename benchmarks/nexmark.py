@@ -28,6 +28,7 @@ from sluice.local.broker import EmbeddedKafka
 from tests.acceptance.nexmark.events import events, topic_of
 from tests.acceptance.nexmark.expected import side_input
 from tests.acceptance.nexmark.queries import QUERIES
+from tests.support.signals import interrupt_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = '''"""A query of Nexmark."""
@@ -121,4 +122,5 @@ def produce_events(bootstrap: str, count: int) -> Counter[str]:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     typer.run(main)

@@ -30,6 +30,7 @@ from benchmarks.cost import Cost
 from benchmarks.orders import build_peer
 from sluice.kafka.topics import produce
 from sluice.local.broker import EmbeddedKafka
+from tests.support.signals import interrupt_on_sigterm
 
 START_MS = 1_670_000_000_000
 TOPICS = dict.fromkeys(("clicks", "left", "right", "hundreds", "joined", "closed"), 2)
@@ -172,4 +173,5 @@ def clicks(count: int, keys: int, chance: random.Random) -> Iterator[tuple[str, 
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     typer.run(main)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from sluice.provision import jars
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import open_shard
+from tests.support.signals import interrupt_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUTS = ["general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"]
@@ -215,7 +215,6 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
 
 
 if __name__ == "__main__":
-    # Exit through SystemExit on SIGTERM, so that all started processes are stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    interrupt_on_sigterm()
     jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from benchmarks.wrk import Case, Result, measure, median
 from sluice.provision import jars
 from sluice.settings import settings
 from tests.servers.hosts import TOKEN
+from tests.support.signals import interrupt_on_sigterm
 
 BESIDE = {
     OWN_KEY: measured_servers.THEIR_OWN_KEY,
@@ -165,7 +165,7 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    interrupt_on_sigterm()
     if any(argument.startswith("--peer") for argument in sys.argv):
         jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -33,6 +33,7 @@ from sluice.values.phrases import counted
 from sluice.values.sink_tables import connection_variable
 from tests.cluster.standalone import spark_cluster
 from tests.support.postgres import new_database, postgres_server
+from tests.support.signals import interrupt_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "scaling"
@@ -395,5 +396,6 @@ def table(name: str, results: Sequence[Measured]) -> Table:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     jars.folder(jars.Bundle.BROKER, settings().jars)
     typer.run(main)

@@ -32,6 +32,7 @@ from sluice.testing.topology_test_driver import Output, shared_session
 from sluice.values.sink_tables import WINDOW
 from tests.conformance.adapter import Built, Case, NotMet, Row, add, collapsed
 from tests.support.postgres import new_database, postgres_server
+from tests.support.signals import interrupt_on_sigterm
 
 TOGETHER = 24
 """Number of cases in one pipeline; they are independent and share the cost of a batch."""
@@ -233,5 +234,6 @@ if __name__ == "__main__":
 
     import structlog
 
+    interrupt_on_sigterm()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     sys.exit(_main())

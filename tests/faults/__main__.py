@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.support.signals import interrupt_on_sigterm
+
 SAMPLE = "(a sample"
 """Part of the description of scenarios that only `make test` runs. `make faults` runs the complete scenario instead."""
 
@@ -54,6 +56,7 @@ def _fault(item: pytest.Item) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     lines = Lines(sys.argv[1:])
     options = ["tests/faults", "-p", "no:terminal", "-p", "no:cacheprovider", "-o", "timeout=7200", "-o", "addopts="]
     # Capturing file descriptors would also hide the progress that `Kills` prints.

@@ -20,6 +20,7 @@ import httpx
 from sluice.errors import SluiceError
 from tests.incidents.incidents import INCIDENTS, Incident
 from tests.incidents.stage import READ_BEFORE, CannotBeStaged, Stage, stage
+from tests.support.signals import interrupt_on_sigterm
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operations.md"
 BEGIN, END = "<!-- Written by `python -m tests.incidents --write` -->", "<!-- End -->"
@@ -164,4 +165,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     sys.exit(main(sys.argv[1:]))

@@ -38,6 +38,7 @@ from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from tests.soak.sizes import Size, cpu_seconds, growth, mb_in, size_of
+from tests.support.signals import interrupt_on_sigterm
 
 PIPELINE = '''"""Counts, windows, sessions and a join: every kind of state."""
 
@@ -317,6 +318,7 @@ def report(soak: Soak) -> list[str]:
 
 
 if __name__ == "__main__":
+    interrupt_on_sigterm()
     try:
         typer.run(main)
     except SluiceError as error:
