@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from sluice.engine.batch.row_schemas import BEGIN, END
 from sluice.engine.batch.stream_time import BEFORE_ALL
-from sluice.engine.stages.operator_run import BatchStates, OperatorRun
+from sluice.engine.stages.batch_states import BatchStates
+from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.releases import Releases
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
@@ -47,7 +48,6 @@ class ClosingRun(OperatorRun):
         """Key → the stream time up to which the results of its windows have been sent in this batch."""
         self._with_headers: frozenset[str] | None = None
         super().__init__(spec, stored, timeline)
-        aggregate.window_readers.append(self)
 
     @property
     def _windows(self) -> WindowAggregation:

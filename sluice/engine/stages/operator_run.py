@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +12,9 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import BEGIN, END, LAST, Position, has_origin
-from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes, due_name, wall_name
+from sluice.engine.batch.stream_time import BEFORE_ALL, due_name, wall_name
+from sluice.engine.stages.batch_states import BatchStates
+from sluice.engine.stages.copied_rows import CopiedRows
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.releases import ClockTime, DueKey, Releases, UnmatchedSearches
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
@@ -29,120 +30,12 @@ from sluice.operators.latest_value import LatestValue
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.operators.suppress import Suppress, sends_twice
-from sluice.state.model import NO_WINDOW
-from sluice.state.shard.operator_states import Replaced, State, StoredState
-from sluice.state.shard.row_columns import RowIds
-from sluice.state.shard.shard import Shard
+from sluice.state.shard.operator_states import Replaced, State
 from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
 
-if TYPE_CHECKING:
-    from sluice.engine.stages.closing_run import ClosingRun
-
 _ROWS_UNCHECKED = 100
 """A task checks once per so many rows whether it has collected so many results that it must pass them on."""
-
-
-@dataclass(frozen=True)
-class BatchStates:
-    """The states of a worker's operators as of the previous batch, read under a lease."""
-
-    shard: Shard
-    worker: int
-    batch: int
-    epoch: int
-    before: StreamTimes
-    """The stream times at the start of the batch."""
-
-    def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
-        """The states of keys. Omits keys that never had a state."""
-        return self.shard.read_states(operator, keys, self.batch, self.epoch)
-
-    def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
-        """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
-        no_windows = [NO_WINDOW] * len(keys)
-        ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
-        rows = self.shard.rows_before(self.batch, ids, self.epoch)
-        # A row of a store is an array of this one value.
-        return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
-
-    def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
-        """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""
-        return self.shard.read_states(operator, names, self.batch, self.epoch, shared=True)
-
-    def shared(self, operator: int) -> StoredState | None:
-        """The operator's state that all keys of the worker share, if any."""
-        return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
-
-    def due(self, operator: int, until: int) -> list[str]:
-        """The keys whose state is due at stream time `until` (see `Operator.due`)."""
-        return self.shard.due_keys(operator, until, self.batch, self.epoch)
-
-    def wall_due(self, operator: int, until: int) -> list[str]:
-        """The keys with a wall-clock timer that is due at `until`, epoch ms."""
-        return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
-
-    def earliest_timer(self, operator: int) -> int:
-        """When the earliest wall-clock timer is due; -1 without a timer.
-
-        Call this after the batch's states are written.
-        """
-        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
-        return BEFORE_ALL if due is None else due
-
-    def earliest_result(self, operator: int, after: int) -> int:
-        """Return the next stream time after `after` at which a result is due, or -1 if no result is.
-
-        Call this after the batch's states are written. For a join, this may also be the time at
-        which a record can no longer be matched.
-        """
-        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
-        return BEFORE_ALL if due is None else due
-
-
-class CopiedRows:
-    """This worker's copies of the rows of the tables that a processor reads, in one batch.
-
-    A row is stored as a state that belongs to no key. Its name consists of the number of the input
-    from which the table comes, and of the row's key.
-    """
-
-    def __init__(self, operator: int, stored: BatchStates) -> None:
-        self._operator = operator
-        self._stored = stored
-        self._values: dict[str, str | None] = {}
-        """Name → the value of each row that has been read or changed."""
-        self._versions: dict[str, Replaced] = {}
-        self._changed: dict[str, None] = {}
-
-    def read(self, side: int, key: str) -> str | None:
-        """The value of a row as JSON; None without a row."""
-        name = f"{side}:{key}"
-        if name not in self._values:
-            self.load([name])
-        return self._values[name]
-
-    def load(self, names: list[str]) -> None:
-        """Load rows in one read."""
-        rows = self._stored.read_rows(self._operator, names)
-        for name in names:
-            row = rows.get(name)
-            self._values[name] = None if row is None or row.data is None else row.data.decode()
-            if row is not None:
-                self._versions[name] = row.version
-
-    def put(self, side: int, key: str, value: str | None) -> None:
-        """Change or delete a row, which has been loaded."""
-        name = f"{side}:{key}"
-        self._values[name] = value
-        self._changed[name] = None
-
-    def states_to_store(self) -> Iterator[State]:
-        for name in self._changed:
-            value, replaced = self._values[name], self._versions.get(name)
-            if value is not None or replaced is not None:
-                data = None if value is None else value.encode()
-                yield State(self._operator, name, data, shared=True, replaces=replaced)
 
 
 class OperatorRun:
@@ -183,8 +76,6 @@ class OperatorRun:
         """The states of the finished keys, for the shard. A key is finished after its last row."""
         self._finished: set[str] = set()
         """The finished keys, if the operator has a stream time."""
-        self.window_readers: list[ClosingRun] = []
-        """The suppress steps that read the results of closed windows from this aggregate's states."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
         # In Kafka Streams, the stream time of a task decides when the task searches for the
@@ -477,8 +368,6 @@ class OperatorRun:
 
     def close(self, output: StageOutput) -> None:
         """End the batch: send due results, and finish the loaded keys and the keys that are due."""
-        for reader in self.window_readers:
-            reader.send_closed(output)
         if self.releases is not None:
             self.release(output, END, with_row=True)
         if self.timeline is not None:

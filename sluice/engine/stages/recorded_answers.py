@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from sluice.engine.batch.rejections import describe_error, run_ending_error, step_error, subject_of
 from sluice.engine.batch.row_schemas import Position, has_origin, offset_of, partition_of
+from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.operator_rows import OperatorRows
-from sluice.engine.stages.operator_run import BatchStates
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.operators.base import Answered, Asking, Row, rejects_record
 from sluice.plan.operator_parameters import Call, TableLookup

@@ -20,12 +20,13 @@ from sluice.engine.batch.row_schemas import SCHEMA, STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
+from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.closing_run import ClosingRun
 from sluice.engine.stages.column_aggregation import ColumnAggregation
 from sluice.engine.stages.column_join import ColumnJoin
 from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
-from sluice.engine.stages.operator_run import BatchStates, OperatorRun
+from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.recorded_answers import NO_ANSWERS, RecordedAnswers
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
@@ -225,6 +226,10 @@ class StageRun:
         for operator in operators.values():
             if operator.spec.chained_to is not None:
                 self.listeners.setdefault(operator.spec.chained_to, []).append(operator)
+        self.window_readers: dict[int, list[ClosingRun]] = {}
+        """Aggregate → the suppress steps that read the results of closed windows from its states."""
+        for number, runs in self.listeners.items():
+            self.window_readers[number] = [run for run in runs if isinstance(run, ClosingRun)]
         self.output = StageOutput(listeners=self.listeners, only_stored=only_stored)
 
     @classmethod
@@ -300,7 +305,7 @@ class StageRun:
         Send due results before and after each row.
         """
         output, operator = self.output, runs[0]
-        for reader in operator.window_readers:
+        for reader in self.window_readers.get(operator.spec.number, ()):
             reader.expect_rows(rows.keys())
         releasing = [run for run in runs if run.releases is not None]
         replaced = operator.replaced_rows(rows)
@@ -325,7 +330,10 @@ class StageRun:
 
     def close(self) -> Iterator[pa.RecordBatch]:
         """Close all operators after the last row, in order: an operator's results may go to a later operator."""
-        for operator in self.operators.values():
+        for number, operator in self.operators.items():
+            # Closing an aggregate forgets its states.
+            for reader in self.window_readers.get(number, ()):
+                reader.send_closed(self.output)
             operator.close(self.output)
         yield from self.output.take()
 

@@ -14,8 +14,8 @@ from sluice import Context, Pipeline, Record, Timer
 from sluice.engine.batch.row_schemas import SCHEMA, origins, rows
 from sluice.engine.batch.stream_time import StreamTimes
 from sluice.engine.publish.table_rows import with_positions
+from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.build import stage_operator
-from sluice.engine.stages.operator_run import BatchStates
 from sluice.engine.stages.stage_task import StageRows, StageRun
 from sluice.engine.stages.timeline import Timeline
 from sluice.plan import Job, plan

@@ -1,0 +1,69 @@
+"""The states of a worker's operators as of the previous batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
+from sluice.state.model import NO_WINDOW
+from sluice.state.shard.operator_states import StoredState
+from sluice.state.shard.row_columns import RowIds
+from sluice.state.shard.shard import Shard
+
+
+@dataclass(frozen=True)
+class BatchStates:
+    """The states of a worker's operators as of the previous batch, read under a lease."""
+
+    shard: Shard
+    worker: int
+    batch: int
+    epoch: int
+    before: StreamTimes
+    """The stream times at the start of the batch."""
+
+    def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
+        """The states of keys. Omits keys that never had a state."""
+        return self.shard.read_states(operator, keys, self.batch, self.epoch)
+
+    def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
+        """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
+        no_windows = [NO_WINDOW] * len(keys)
+        ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
+        rows = self.shard.rows_before(self.batch, ids, self.epoch)
+        # A row of a store is an array of this one value.
+        return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
+
+    def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
+        """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""
+        return self.shard.read_states(operator, names, self.batch, self.epoch, shared=True)
+
+    def shared(self, operator: int) -> StoredState | None:
+        """The operator's state that all keys of the worker share, if any."""
+        return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
+
+    def due(self, operator: int, until: int) -> list[str]:
+        """The keys whose state is due at stream time `until` (see `Operator.due`)."""
+        return self.shard.due_keys(operator, until, self.batch, self.epoch)
+
+    def wall_due(self, operator: int, until: int) -> list[str]:
+        """The keys with a wall-clock timer that is due at `until`, epoch ms."""
+        return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
+
+    def earliest_timer(self, operator: int) -> int:
+        """When the earliest wall-clock timer is due; -1 without a timer.
+
+        Call this after the batch's states are written.
+        """
+        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
+        return BEFORE_ALL if due is None else due
+
+    def earliest_result(self, operator: int, after: int) -> int:
+        """Return the next stream time after `after` at which a result is due, or -1 if no result is.
+
+        Call this after the batch's states are written. For a join, this may also be the time at
+        which a record can no longer be matched.
+        """
+        due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
+        return BEFORE_ALL if due is None else due
