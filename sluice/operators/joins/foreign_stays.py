@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,8 @@ import pyarrow.compute as pc
 from sluice.operators.base import MOVED, RIGHT
 from sluice.operators.columns import KeyedRows, Results, pairs_of_ranges, take_or, validity
 from sluice.operators.joins.by_key import joined_texts
+from sluice.operators.joins.referred import Referred
 from sluice.support.arrays import Indices, Mask, Times
-
-if TYPE_CHECKING:
-    from sluice.operators.joins.foreign_key import Referred
 
 
 @dataclass(frozen=True)

@@ -14,39 +14,14 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.by_key import How, joined
+from sluice.operators.joins.stored_records import NEVER, Side, Sides, StoredRecord
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Times
 from sluice.values.windows import JoinWindow
 
-_NEVER = 1 << 62
 _TIME = attrgetter("time")
-
-
-class StoredRecord(msgspec.Struct, array_like=True):
-    """A record that later records of the other side may match."""
-
-    time: int
-    value: str
-    waits_for_match: bool
-    """Whether the record must be sent unmatched if no match arrives."""
-
-
-class Side(msgspec.Struct, array_like=True):
-    """A key's records of one side of the join."""
-
-    records: list[StoredRecord] = []
-    """Sorted by time."""
-    waits_from: int = _NEVER
-    """Time of the earliest record that waits for a match."""
-
-
-class Sides(msgspec.Struct, array_like=True):
-    """The state of a key."""
-
-    left: Side
-    right: Side
 
 
 class Watch(msgspec.Struct, array_like=True):
@@ -58,7 +33,7 @@ class Watch(msgspec.Struct, array_like=True):
     and can be matched meanwhile.
     """
 
-    since: int = _NEVER
+    since: int = NEVER
     looked: int = -1
     """Stream time of the last search, ms."""
     waiting: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
@@ -69,7 +44,7 @@ class Watch(msgspec.Struct, array_like=True):
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
             del times[: bisect_right(times, last)]
-        self.since = self._next_look() if all(self.waiting) else max(latest, default=_NEVER)
+        self.since = self._next_look() if all(self.waiting) else max(latest, default=NEVER)
         self.looked = stream_time
 
     def _next_look(self) -> int:
@@ -232,7 +207,7 @@ class StreamJoin:
             out.emit(key, value, max(row.time, other.time))
         if has_waited:
             waiting = (other.time for other in records if other.waits_for_match)
-            matching.waits_from = next(waiting, _NEVER)
+            matching.waits_from = next(waiting, NEVER)
         return first < last
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
@@ -254,8 +229,8 @@ class StreamJoin:
 
     def looks_after(self, side: int) -> int:
         """The stream time after which a record of this side starts a search for unmatched records."""
-        if self.shared is None or self.shared.since == _NEVER:
-            return _NEVER
+        if self.shared is None or self.shared.since == NEVER:
+            return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
 
     def look(self, stream_time: int) -> None:
@@ -277,7 +252,7 @@ class StreamJoin:
             last = self.lateness.last_unmatched(number, stream_time)
             if side.waits_from > last:
                 continue
-            side.waits_from = _NEVER
+            side.waits_from = NEVER
             for record in side.records:
                 if not record.waits_for_match:
                     continue
@@ -297,11 +272,11 @@ class StreamJoin:
 
     def release_due(self, state: Sides) -> int | None:
         """The stream time at which the next record is sent unmatched; None if no record waits."""
-        due = _NEVER
+        due = NEVER
         for number, side in enumerate((state.left, state.right)):
-            if side.waits_from != _NEVER:
+            if side.waits_from != NEVER:
                 due = min(due, self.lateness.sent_unmatched_at(number, side.waits_from))
-        return None if due == _NEVER else due
+        return None if due == NEVER else due
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""
@@ -335,7 +310,7 @@ class StreamJoin:
             records, last = side.records, self.lateness.last_expired(latest)
             if not records or records[0].time > last:
                 continue
-            if records[-1].time <= last and side.waits_from == _NEVER:
+            if records[-1].time <= last and side.waits_from == NEVER:
                 records.clear()
             else:
                 count = bisect_right(records, last, key=_TIME)

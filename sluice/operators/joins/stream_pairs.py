@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +15,9 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import NO_ROWS, KeyedRows, KeyStates, Results, pairs_of_ranges
 from sluice.operators.joins.by_key import joined_texts
+from sluice.operators.joins.stored_records import Sides, StoredRecord
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Indices, Mask, Times
-
-if TYPE_CHECKING:
-    from sluice.operators.joins.stream_join import Sides, StoredRecord
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,10 @@ import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
+from sluice.operators.joins.stored_records import Sides
 from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Indices, Mask, Times
-
-if TYPE_CHECKING:
-    from sluice.operators.joins.stream_join import Sides
 
 NEVER = 1 << 62
 """The number of a row, or of an advance of stream time, that does not exist."""
