@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Result, Value, array_of, map_rows, valid_rows
+from sluice.sql.arrow_values import Result, Value, array_of, map_rows, mask_of, valid_rows
 from sluice.sql.types import is_decimal
 from sluice.values.sql_types import precision_and_scale
 
@@ -126,7 +126,7 @@ def _unsigned(function: Callable[..., Value], value: Value, kind: str, count: in
     results = function(value)
     if kind not in _LEAST:
         return Result(results)
-    least = np.asarray(pc.fill_null(array_of(pc.equal(value, _LEAST[kind]), count), False)).astype(bool)
+    least = mask_of(pc.equal(value, _LEAST[kind]), count)
     if not least.any():
         return Result(results)
     return Result(

@@ -95,11 +95,11 @@ def _is_moved(rows: pa.Table) -> Mask:
     before, after = rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)
     same = np.ones(len(after), bool)
     for name in ("sequence", "origin", "foreign"):
-        same &= boolean_mask(pc.fill_null(pc.equal(before.column(name), after.column(name)), False))
+        same &= boolean_mask(pc.equal(before.column(name), after.column(name)))
     # A new value directly follows the old value that it replaces.
     replaces = np.concatenate(([False], same & old[:-1] & valued[:-1] & ~old[1:]))
     replaced = np.concatenate((replaces[1:], [False]))
-    same_key = boolean_mask(pc.fill_null(pc.equal(before.column("key"), after.column("key")), False))
+    same_key = boolean_mask(pc.equal(before.column("key"), after.column("key")))
     had_other_key = np.concatenate(([False], keyed[:-1] & ~same_key))
     keeps_a_key = replaced & np.concatenate((keyed[1:] & valued[1:], [False]))
     # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new

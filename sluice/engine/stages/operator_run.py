@@ -304,7 +304,7 @@ class OperatorRun:
             return frozenset()
         # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
         keys = rows.columns["key"]
-        same_key = boolean_mask(pc.fill_null(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)), False))
+        same_key = boolean_mask(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)))
         replaced = replaced_values(rows.columns, boolean_mask(rows.columns["old"]))[:-1] & same_key
         return frozenset(np.flatnonzero(replaced).tolist())
 
