@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.gathered_batches import gathered
-from sluice.engine.batch.row_schemas import SCHEMA, taken, with_schema
+from sluice.engine.batch.row_schemas import SCHEMA, stable_order, taken, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.support.arrays import Integers, Mask
 
@@ -59,7 +59,7 @@ class RowBatchWriter:
         else:
             # The rows are sorted once, because a filter for each worker would read all rows.
             owners = self._owners(table)
-            order = np.argsort(owners, kind="stable")
+            order = stable_order(owners)
             indices = pa.array(order)
             rows = pa.Table.from_arrays([taken(column, indices) for column in rows.columns], schema=rows.schema)
             workers, begins = np.unique(owners[order], return_index=True)
