@@ -36,9 +36,9 @@ def airflow_database() -> None:
     provide_database(Path(airflow_home.HOME) / "airflow.db")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker for tests that count all records in the topics of the orders' pipeline."""
+    """A broker of a test's own, because the test counts all records in the topics of the orders' pipeline."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), free_port()) as broker:
         yield broker
 
