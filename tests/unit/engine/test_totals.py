@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.combine.totals import Totals
+from sluice.engine.combine import totals as module
+from sluice.engine.combine.totals import Totals, WindowedRecords
 from sluice.plan import Job, plan
 from tests.unit.engine.test_partial_aggregates import TYPES, Sale, job, windowed
 
@@ -70,6 +73,41 @@ def test_two_batches_add_up_to_one(records: list[Record], cut: int) -> None:
             for name, new in more.items()
         }
     assert added == values(totals, records)
+
+
+def timed_totals() -> Totals:
+    """The totals of a store whose changes are written to a topic."""
+    pipeline = Pipeline("p")
+    sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(AGGREGATES, store="of")
+    shops = pipeline.global_table("shops", value=Shop, key="shop")
+    sums.join(shops).select(total="left.total", city="right.city").to("sums")
+    return totals_of(plan(pipeline).job)
+
+
+def added_up(totals: Totals, batches: Sequence[Sequence[Record]], flush_records: int) -> dict[tuple[str, int], str]:
+    """Like `values`, for a task that gets its records in batches, and makes rows whenever it has `flush_records`."""
+    number = number_of(totals)
+    task = WindowedRecords(totals)
+    found: list[pa.RecordBatch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FLUSH_RECORDS", flush_records)
+        for records in batches:
+            found += task.add_records(number, windowed(*records))
+        found += task.rest()
+    added: dict[tuple[str, int], str] = {}
+    for row in [row for rows in found for row in rows.to_pylist()]:
+        name = row["key"], row["window_start"]
+        assert row["window_end"] == row["window_start"] + 100
+        added[name] = totals.combine(number, added[name], row["value"]) if name in added else row["value"]
+    return added
+
+
+@pytest.mark.parametrize("totals", [totals_of(job(**AGGREGATES)), timed_totals()], ids=["untimed", "timed"])
+@given(batches=st.lists(RECORDS, min_size=1, max_size=5), flush_records=st.integers(1, 30))
+def test_rows_that_a_task_makes_before_its_end_add_up_to_those_of_its_end(
+    totals: Totals, batches: list[list[Record]], flush_records: int
+) -> None:
+    assert added_up(totals, batches, flush_records) == added_up(totals, batches, 1_000)
 
 
 def test_sums_of_many_digits_stay_exact() -> None:
