@@ -10,7 +10,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice.errors import BrokersUnreachable, EngineError
 from sluice.kafka import dead_letter_topic, range_reader
@@ -84,6 +86,28 @@ def test_fewer_records_are_asked_for_at_once_if_they_are_large(cluster: Kafka, m
         records = next(reader.read([Range("numbers", 0, 600, 700)]))
     assert len(records.messages[0]) == len(b"1200")
     assert range_reader._count_at_once(records.messages) == 10
+
+
+@given(
+    begin=st.integers(0, 2**40),
+    gaps=st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=1, max_size=20),
+    end=st.integers(0, 30),
+)
+def test_offsets_are_those_of_the_messages_wherever_some_are_missing(begin: int, gaps: list[int], end: int) -> None:
+    """Compaction leaves gaps, as do markers of transactions. The last records may be after the end of the range."""
+    offsets = [begin + number + sum(gaps[: number + 1]) for number in range(len(gaps))]
+    part = Range("numbers", 0, begin, begin + end)
+    with RangeReader({"bootstrap.servers": "unused"}) as reader:
+        reader._ranges = {("numbers", 0): part}
+        messages = [Message(topic="numbers", partition=0, offset=offset) for offset in offsets]
+        found = [*reader._of_ranges(messages)]
+    assert [message.offset() for records in found for message in records.messages] == [
+        offset for offset in offsets if offset < part.end
+    ]
+    for records in found:
+        assert records.offsets.dtype == "int64"
+        assert records.offsets.tolist() == [message.offset() for message in records.messages]
+    assert reader._positions == {("numbers", 0): offsets[-1] + 1}
 
 
 def test_a_partition_that_no_broker_knows_is_an_error(cluster: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
