@@ -78,8 +78,8 @@ class Row(msgspec.Struct):
     The rows of tables that a processor reads have sides from READ on.
     """
     old: bool = False
-    """Whether this row retracts a table's old value. A table's change is up to two rows with the same `time`, `before`
-    and `after`: the old value, then the new value."""
+    """Whether this row has a table's old value. A table's change is up to two rows with the same `time`, `before` and
+    `after`: the old value, then the new value."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
     """In a join of two streams: the largest event times of the left and the right stream, including this row.

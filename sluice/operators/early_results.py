@@ -43,8 +43,8 @@ class EarlyResults(Suppress):
 
     state_type: Any = HeldResults
 
-    def __init__(self, wait_ms: int, early_ms: int, *, retracts: bool = False) -> None:
-        super().__init__("window_final", wait_ms, retracts=retracts)
+    def __init__(self, wait_ms: int, early_ms: int, *, sends_old_values: bool = False) -> None:
+        super().__init__("window_final", wait_ms, sends_old_values=sends_old_values)
         self.early_ms = early_ms
 
     @override
@@ -113,7 +113,7 @@ class EarlyResults(Suppress):
             return
         headers = out.headers
         out.headers = Headers.of_json(headers).set(RESULT_HEADER, mark).json()
-        if self.retracts and held.sent is not None:
+        if self.sends_old_values and held.sent is not None:
             out.emit(key, held.sent, held.time, window=window, old=True)
         out.emit(key, held.value, held.time, window=window)
         out.headers = headers

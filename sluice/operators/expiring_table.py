@@ -31,9 +31,9 @@ class ExpiringTable:
 
     state_type: Any = ExpiringRow
 
-    def __init__(self, expiry: Expiry, *, retracts: bool = False) -> None:
+    def __init__(self, expiry: Expiry, *, sends_old_values: bool = False) -> None:
         self.expiry = expiry
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
         self.is_timed_by_clock = expiry.clock == "wall"
         self._now = 0
 
@@ -65,7 +65,7 @@ class ExpiringTable:
         return None if row.foreign is None else int(row.foreign)
 
     def _replace(self, state: ExpiringRow, key: str, value: str | None, time: int, out: Output) -> None:
-        if self.retracts and state.value is not None:
+        if self.sends_old_values and state.value is not None:
             out.emit(key, state.value, time, old=True)
         state.value, state.time = value, time
         out.emit(key, value, time)

@@ -35,9 +35,8 @@ class Waiting(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     old: str | None = None
-    """The value before the latest update. It is sent as the old value if the next operator
-    subtracts old values. Like Kafka Streams, Sluice retracts this value, not the last value
-    sent."""
+    """The value before the latest update. It is sent as the old value if a later step needs old
+    values. As in Kafka Streams, the old value is this value, not the last value sent."""
     headers: str | None = None
     """The headers of the record that caused the latest update; None if the result gets the headers
     of the record that closes the window."""
@@ -131,14 +130,14 @@ class Suppress:
         wait_ms: int,
         limit: BufferLimit | None = None,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         filtered: bool = False,
     ) -> None:
         self.until_close = until != "time_limit"
         self.is_final = until == "window_final"
         self.wait_ms = wait_ms
         self.limit = limit or BufferLimit()
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
         self.filtered = filtered
         self.shared = self.limit.buffer
         self.sent_early: dict[str, set[Bounds]] = {}
@@ -256,7 +255,7 @@ class Suppress:
         # As in Kafka Streams, the final result of a window is never a tombstone.
         if waiting.value is None and self.until_close:
             return
-        if self.retracts and waiting.old is not None:
+        if self.sends_old_values and waiting.old is not None:
             out.emit(key, waiting.old, waiting.time, window=bounds, old=True)
         out.emit(key, waiting.value, waiting.time, window=bounds)
 

@@ -17,14 +17,14 @@ from sluice.operators.latest_value import LatestValue
 class Latest(Timeless):
     """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
 
-    `retracts`: the next operator subtracts or compares old values, so the old value is sent before the new value.
+    `sends_old_values`: a later step subtracts or compares old values, so the old value is sent before the new value.
     Otherwise, the results do not depend on the states.
     """
 
     state_type: Any = LatestValue
 
-    def __init__(self, *, retracts: bool = False) -> None:
-        self.retracts = retracts
+    def __init__(self, *, sends_old_values: bool = False) -> None:
+        self.sends_old_values = sends_old_values
 
     def new_state(self) -> LatestValue:
         return LatestValue()
@@ -38,7 +38,7 @@ class Latest(Timeless):
         # The row has the table's old value, which is already in the state.
         if row.old:
             return
-        if self.retracts and state.value is not None:
+        if self.sends_old_values and state.value is not None:
             out.emit(row.key, state.value, row.time, old=True)
         state.value, state.time = row.value, row.time
         # Kafka Streams passes a tombstone on even if the key has no value.
@@ -48,7 +48,7 @@ class Latest(Timeless):
         is_new = ~rows.is_old
         new, values = np.flatnonzero(is_new), rows.columns["value"]
         results = Results(new, values.take(pa.array(new)), rows.times[new])
-        if self.retracts:
+        if self.sends_old_values:
             results = self._with_old_values(results, states, rows)
         last = rows.last_of_keys(is_new)
         changed = np.flatnonzero(last >= 0)
@@ -84,9 +84,9 @@ class LatestVersion:
 
     state_type: Any = LatestValue
 
-    def __init__(self, history_ms: int, *, retracts: bool = False) -> None:
+    def __init__(self, history_ms: int, *, sends_old_values: bool = False) -> None:
         self.history_ms = history_ms
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
 
     def new_state(self) -> LatestValue:
         return LatestValue()
@@ -101,7 +101,7 @@ class LatestVersion:
         elif row.time < state.time:
             out.emit(row.key, row.value, row.time, to=LATE)
         else:
-            if self.retracts and state.value is not None:
+            if self.sends_old_values and state.value is not None:
                 out.emit(row.key, state.value, row.time, old=True)
             state.value, state.time = row.value, row.time
             out.emit(row.key, row.value, row.time)

@@ -401,7 +401,7 @@ class Job:
         numbers: set[int] = set()
         for operator in self.operators:
             is_aggregate = isinstance(operator.action, Aggregate | PythonAggregate)
-            if is_aggregate and operator.retracts and operator.number not in others:
+            if is_aggregate and operator.sends_old_values and operator.number not in others:
                 numbers.add(operator.number)
         return frozenset(numbers)
 

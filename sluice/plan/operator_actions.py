@@ -130,14 +130,14 @@ def _join(node: nodes.Join) -> StreamJoin | TableJoin:
         assert isinstance(node.window, JoinWindow)
         return StreamJoin(node.how, node.window)
     filtered = follows_filter(node.left), follows_filter(node.right)
-    claims = claims_old_values(node.left), claims_old_values(node.right)
+    may_differ = old_values_may_differ(node.left), old_values_may_differ(node.right)
     history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
     return TableJoin(
         node.how,
         node.kind,
         node.on is not None,
         filtered,
-        claims,
+        may_differ,
         history_ms,
         node.grace_ms,
     )
@@ -265,8 +265,17 @@ def joins_versions(node: nodes.Node) -> bool:
             return False
 
 
-def needs_retractions(node: nodes.Node) -> bool:
-    """Whether the node needs the old values of its input table."""
+def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
+    """Whether a node needs the old values of one of its input tables."""
+    if isinstance(node, nodes.Join) and node.kind == "table-table":
+        # As in Kafka Streams, a join sends no deletion for a row that has never passed a filter. Its
+        # state says whether the row has passed, unless the table may send another old value. The second
+        # deletion of a row is sent, too, but the state no longer has the row.
+        if old_values_may_differ(table) and follows_filter(table):
+            return True
+        return _deletes_twice(table) and _has_result_alone(node, table)
+    if table is not nodes.parents(node)[0]:
+        return False
     match node:
         case nodes.Aggregate():
             return nodes.subtracts(node)
@@ -277,19 +286,7 @@ def needs_retractions(node: nodes.Node) -> bool:
             return needs_old_to_filter(node)
 
 
-def needs_old_of_input(node: nodes.Node, table: nodes.Node) -> bool:
-    """Whether a node needs the old values of one of its input tables."""
-    if isinstance(node, nodes.Join) and node.kind == "table-table":
-        # As in Kafka Streams, a join sends no deletion for a row that has never passed a filter. Its
-        # state says whether the row has passed, unless the table claims another old value. The second
-        # deletion of a row is sent, too, but the state no longer has the row.
-        if claims_old_values(table) and follows_filter(table):
-            return True
-        return _deletes_twice(table) and _has_result_alone(node, table)
-    return needs_retractions(node) and table is nodes.parents(node)[0]
-
-
-def claims_old_values(table: nodes.Node) -> bool:
+def old_values_may_differ(table: nodes.Node) -> bool:
     """Whether the old values of a table's changes may differ from the rows that the changes replace.
 
     As in Kafka Streams, the first result of a stream's aggregate has the initial aggregate as its old value, although
@@ -300,9 +297,9 @@ def claims_old_values(table: nodes.Node) -> bool:
         case nodes.Aggregate(parent=parent):
             return not nodes.is_table(parent)
         case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Apply() | nodes.Suppress():
-            return claims_old_values(table.parent)
+            return old_values_may_differ(table.parent)
         case nodes.Join(left=left, right=right, kind="table-table"):
-            return nodes.is_of_one_topic(table) or claims_old_values(left) or claims_old_values(right)
+            return nodes.is_of_one_topic(table) or old_values_may_differ(left) or old_values_may_differ(right)
         case _:
             return False
 

@@ -115,8 +115,8 @@ class TableJoin:
     """Whether the left side's key for the join is an expression."""
     filtered: tuple[bool, bool] = (False, False)
     """Whether the left and the right side are filtered tables, possibly mapped."""
-    claims_old_values: tuple[bool, bool] = (False, False)
-    """Whether the left and the right side include the old values of their tables' changes."""
+    old_values_may_differ: tuple[bool, bool] = (False, False)
+    """Whether the old values of the left and the right table's changes may differ from the rows that they replace."""
     history_ms: int | None = None
     """How far back the table's versions reach. None if records are not joined with the version that
     was valid at their time."""

@@ -129,7 +129,7 @@ class PlannedOperator:
     edges: tuple[Edge, ...]
     topics: tuple[str, ...]
     """The topics from which the operator's rows come."""
-    retracts: bool
+    sends_old_values: bool
     """Whether a later step needs the old value of each change."""
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
@@ -216,7 +216,7 @@ class PlannedOperator:
             isinstance(action, Suppress)
             and action.until != "time_limit"
             and action.max_records is action.max_bytes is action.early_ms is None
-            and not self.retracts
+            and not self.sends_old_values
         )
 
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:

@@ -20,12 +20,11 @@ from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import (
     action_of,
-    claims_old_values,
     joins_versions,
     metadata_sql,
     metadata_texts,
-    needs_old_of_input,
-    needs_retractions,
+    needs_old_values,
+    old_values_may_differ,
     requires_value,
     waits_for_close,
 )
@@ -59,13 +58,13 @@ class StagePlanner:
         self._edge_scopes: dict[str, Scope] = {}
         """Name of an edge's column → the scope at the start of the edge."""
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
-        self._retracting = {node.number for node in candidates if _is_retracted(self.pipeline, node)}
-        """The nodes whose old results later steps need."""
+        self._sending_old_values = {node.number for node in candidates if _sends_old_values(self.pipeline, node)}
+        """The numbers of the nodes that send the old value of each change, because later steps need it."""
         self._nodes: list[nodes.Node] = []
         for node in candidates:
             # A topic's table without a store needs no operator: its rows are the topic's records.
             # But if a later step needs old values, an operator stores the rows, and sends them.
-            if node.number in self._retracting or not _is_only_for_old(node):
+            if node.number in self._sending_old_values or not _is_only_for_old(node):
                 self._nodes.append(node)
 
     def add_operators(self) -> None:
@@ -191,7 +190,7 @@ class StagePlanner:
             edges=tuple(edges),
             # The rows of the tables that a processor reads do not advance the processor's stream time.
             topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
-            retracts=node.number in self._retracting,
+            sends_old_values=node.number in self._sending_old_values,
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,
             waits_for_close=waits_for_close(node),
@@ -458,18 +457,18 @@ class StagePlanner:
 
     def _takes_old_values(self, node: nodes.Node, side: int) -> bool:
         """Whether a side of the node takes the old values of its input table, perhaps only to pass them on."""
-        is_retracted = node.number in self._retracting
+        sends_old_values = node.number in self._sending_old_values
         match node:
-            case nodes.Suppress() if is_retracted:
+            case nodes.Suppress() if sends_old_values:
                 return side == LEFT
             case nodes.Join(kind="table-table"):
                 tables = {LEFT: node.left, RIGHT: node.right}
                 if side not in tables:
                     return False
                 table = tables[side]
-                return claims_old_values(table) if is_retracted else needs_old_of_input(node, table)
+                return old_values_may_differ(table) if sends_old_values else needs_old_values(node, table)
             case _:
-                return needs_retractions(node) and side == LEFT
+                return side == LEFT and needs_old_values(node, nodes.parents(node)[0])
 
     def _require_different_hashes(self) -> None:
         """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
@@ -486,15 +485,15 @@ class StagePlanner:
                     )
 
 
-def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether any consumer of the node's results also needs the old values."""
+def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
+    """Whether the node sends the old value of each change, because a later step needs it."""
     # As in Kafka Streams, the final result of a window has no old value.
     if nodes.only_adds(node):
         return False
     for child in children(pipeline, node):
-        if needs_old_of_input(child, node):
+        if needs_old_values(child, node):
             return True
-        if _passes_on_old_values(child, node) and _is_retracted(pipeline, child):
+        if _passes_on_old_values(child, node) and _sends_old_values(pipeline, child):
             return True
     return False
 
@@ -502,7 +501,7 @@ def _is_retracted(pipeline: Graph, node: nodes.Node) -> bool:
 def _passes_on_old_values(node: nodes.Node, table: nodes.Node) -> bool:
     """Whether the results of a node have old values that come from the old values of an input table."""
     if isinstance(node, nodes.Join):
-        return node.kind == "table-table" and claims_old_values(table)
+        return node.kind == "table-table" and old_values_may_differ(table)
     return nodes.computes_rows(node) or isinstance(node, nodes.Suppress)
 
 

@@ -88,7 +88,7 @@ def stage_operator(
 
 
 def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool, only_changes: bool) -> Make:
-    action, retracts = operator.action, operator.retracts
+    action, sends_old_values = operator.action, operator.sends_old_values
     match action:
         case plan.Aggregate() | plan.PythonAggregate():
             try:
@@ -97,7 +97,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 where = f"aggregate into {operator.store!r} at {operator.step.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             if action.subtracts and action.window is None:
-                return partial(_table_aggregate, calculation, retracts=retracts, only_last=only_last)
+                return partial(_table_aggregate, calculation, sends_old_values=sends_old_values, only_last=only_last)
             return partial(
                 _aggregate,
                 calculation,
@@ -106,7 +106,7 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 action.history_ms,
                 action.retention_ms,
                 of_table=action.of_table,
-                retracts=retracts,
+                sends_old_values=sends_old_values,
                 only_last=only_last,
                 only_changes=only_changes,
             )
@@ -115,9 +115,9 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.PassedRows():
             return PassedRows
         case plan.Latest():
-            return _table(action, retracts=retracts)
+            return _table(action, sends_old_values=sends_old_values)
         case plan.Suppress():
-            return _suppress(action, retracts=retracts, reads_windows=operator.reads_windows)
+            return _suppress(action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows)
         case plan.StreamJoin(how=how, window=window):
             return partial(StreamJoin, how, window)
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
@@ -134,9 +134,9 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return partial(
                 TableJoin,
                 how,
-                retracts=retracts,
+                sends_old_values=sends_old_values,
                 filtered=filtered,
-                gets_old_values=_gets_old_values(action, retracts=retracts),
+                uses_old_values=_uses_old_values(action, sends_old_values=sends_old_values),
             )
         case plan.Process():
             return partial(_process, action, operator.step.at)
@@ -145,29 +145,29 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
             return partial(copy, action)
 
 
-def _suppress(suppress: plan.Suppress, *, retracts: bool, reads_windows: bool) -> Make:
+def _suppress(suppress: plan.Suppress, *, sends_old_values: bool, reads_windows: bool) -> Make:
     if suppress.early_ms is not None:
-        return partial(EarlyResults, suppress.wait_ms, suppress.early_ms, retracts=retracts)
+        return partial(EarlyResults, suppress.wait_ms, suppress.early_ms, sends_old_values=sends_old_values)
     if reads_windows:
         return partial(ClosingWindows, suppress.until, suppress.wait_ms)
     limit = BufferLimit(suppress.max_records, suppress.max_bytes, suppress.when_full)
-    options = {"retracts": retracts, "filtered": suppress.filtered}
+    options = {"sends_old_values": sends_old_values, "filtered": suppress.filtered}
     return partial(Suppress, suppress.until, suppress.wait_ms, limit, **options)
 
 
-def _table(table: plan.Latest, *, retracts: bool) -> Make:
+def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
     if table.history_ms is not None:
-        return partial(LatestVersion, table.history_ms, retracts=retracts)
+        return partial(LatestVersion, table.history_ms, sends_old_values=sends_old_values)
     if table.expiry is not None:
-        return partial(ExpiringTable, table.expiry, retracts=retracts)
-    return partial(Latest, retracts=retracts)
+        return partial(ExpiringTable, table.expiry, sends_old_values=sends_old_values)
+    return partial(Latest, sends_old_values=sends_old_values)
 
 
-def _gets_old_values(join: plan.TableJoin, *, retracts: bool) -> tuple[bool, bool]:
-    """For each side of a join of tables, whether its rows include the old values of changes."""
-    left_claims, right_claims = join.claims_old_values
+def _uses_old_values(join: plan.TableJoin, *, sends_old_values: bool) -> tuple[bool, bool]:
+    """For each side of a join of tables, whether the join uses the old values that the side's table sends."""
+    left_differs, right_differs = join.old_values_may_differ
     left_filtered, right_filtered = join.filtered
-    return left_claims and (retracts or left_filtered), right_claims and (retracts or right_filtered)
+    return left_differs and (sends_old_values or left_filtered), right_differs and (sends_old_values or right_filtered)
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
@@ -222,8 +222,10 @@ def _lookup(action: plan.TableLookup, step: str, connection: Connection) -> Oper
     return Lookup(table.read, action.policy, step, action.on_missing)
 
 
-def _table_aggregate(calculation: Callable[[], Calculation], *, retracts: bool, only_last: bool) -> Operator[Any]:
-    return TableAggregate(calculation(), retracts=retracts, only_last=only_last)
+def _table_aggregate(
+    calculation: Callable[[], Calculation], *, sends_old_values: bool, only_last: bool
+) -> Operator[Any]:
+    return TableAggregate(calculation(), sends_old_values=sends_old_values, only_last=only_last)
 
 
 def _aggregate(
@@ -234,28 +236,28 @@ def _aggregate(
     retention_ms: int | None,
     *,
     of_table: bool,
-    retracts: bool,
+    sends_old_values: bool,
     only_last: bool,
     only_changes: bool,
 ) -> Operator[Any]:
-    sent = {"retracts": retracts, "only_last": only_last, "only_changes": only_changes}
+    sent = {"sends_old_values": sends_old_values, "only_last": only_last, "only_changes": only_changes}
     match window:
         case None if of_table:
             return RowsAggregate(calculation(), **sent)
         case None:
             return Aggregate(calculation(), history_ms=history_ms, **sent)
         case SlidingWindow():
-            return SlidingAggregate(calculation(), window, retracts=retracts)
+            return SlidingAggregate(calculation(), window, sends_old_values=sends_old_values)
         case CountWindow():
             counted = LastRecordsAggregate if window.slides else EveryRecordsAggregate
-            return counted(calculation(), window, retracts=retracts)
+            return counted(calculation(), window, sends_old_values=sends_old_values)
         case CustomWindow():
-            return CustomWindowAggregate(calculation(), window, retracts=retracts)
+            return CustomWindowAggregate(calculation(), window, sends_old_values=sends_old_values)
         case SessionWindow():
             return SessionAggregate(
                 calculation(),
                 window,
-                retracts=retracts,
+                sends_old_values=sends_old_values,
                 waits_until_final=emit == "window_close",
                 retention_ms=retention_ms,
             )

@@ -129,7 +129,7 @@ class ColumnAggregation:
         None if the operator needs the order of records.
         """
         operator = run.operator
-        if not isinstance(operator, WindowAggregation) or operator.retracts:
+        if not isinstance(operator, WindowAggregation) or operator.sends_old_values:
             return None
         # This class does the work of suppress steps itself. Any other subclass may hold back more
         # than the last result of a window.

@@ -233,7 +233,7 @@ class OperatorRun:
 
     def _states_in_store(self, keys: Sequence[str]) -> dict[str, Any]:
         """The states of a table, made from the rows of its store. Empty if no result depends on them."""
-        if not self.spec.plan.retracts:
+        if not self.spec.plan.sends_old_values:
             return {}
         return {key: LatestValue(value) for key, value in self._stored.read_store(self.spec.number, keys).items()}
 

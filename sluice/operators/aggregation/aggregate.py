@@ -45,7 +45,7 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
 class BaseAggregation:
     """Base class of all aggregations.
 
-    `retracts`: the next operator subtracts old values, so the old value is sent before the new value.
+    `sends_old_values`: a later step subtracts old values, so the old value is sent before the new value.
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     `only_changes`: a result that equals the window's previous result does not matter, and is not sent.
     """
@@ -57,12 +57,12 @@ class BaseAggregation:
         self,
         calculation: Calculation,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
         self.calculation = calculation
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
         self.only_last = only_last
         self.only_changes = only_changes
         self._windows_added_to: list[Any] = []
@@ -92,7 +92,7 @@ class BaseAggregation:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
         # A sliding window that begins as a copy replaces the copied aggregate.
-        has_old = self.retracts and (stored is not None or self.replaces_initial)
+        has_old = self.sends_old_values and (stored is not None or self.replaces_initial)
         old = calculation.result(aggregate) if has_old else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
         state[start] = time, aggregate
@@ -125,11 +125,11 @@ class Aggregation(BaseAggregation):
         self,
         calculation: Calculation,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
+        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, Any], None] = {}
         """The keys and windows whose result `send_last_results` has to send."""
@@ -245,13 +245,13 @@ class SpreadAggregation(Aggregation):
         for number, start, first, behind in windows.tuples():
             stored = states[number].get(start)
             time, aggregate = stored or (event_times[first], self.calculation.new_aggregate())
-            if self.retracts:
+            if self.sends_old_values:
                 has_old = stored is not None or self.replaces_initial
                 replaced.append(self.calculation.result(aggregate) if has_old else None)
                 if stored is None:
                     begun.append(first)
             aggregate = self.calculation.add_all(rows.keys[number], aggregate, texts[first:behind], results)
-            if self.retracts:
+            if self.sends_old_values:
                 replaced += results[first:-1]
             times += islice(accumulate(event_times[first:behind], max, initial=time), 1, None)
             changed.append((times[-1], aggregate))
@@ -265,7 +265,7 @@ class SpreadAggregation(Aggregation):
             np.array(times, np.int64)[in_order],
             windows=self._bounds_of_results(starts, ends, in_order),
         )
-        return self._replacing(each, pa.array(replaced, pa.string()), begun) if self.retracts else each
+        return self._replacing(each, pa.array(replaced, pa.string()), begun) if self.sends_old_values else each
 
     def _replacing(self, new: Results, replaced: pa.Array, begun: Sequence[int]) -> Results:
         """Results after the results that they replace. `begun`: the indices of the first results of new keys."""
@@ -343,11 +343,11 @@ class Aggregate(Timeless, SpreadAggregation):
         calculation: Calculation,
         *,
         history_ms: int | None = None,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
+        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -398,8 +398,8 @@ class TableAggregate(Timeless, BaseAggregation):
     subtracted.
     """
 
-    def __init__(self, calculation: Calculation, *, retracts: bool = False, only_last: bool = False) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last)
+    def __init__(self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False) -> None:
+        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last)
         self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
 
     def new_state(self) -> Group[Any]:
@@ -448,7 +448,7 @@ class TableAggregate(Timeless, BaseAggregation):
         out: Output,
     ) -> None:
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
-        old = self.calculation.result(state[0][1]) if self.retracts and 0 in state else None
+        old = self.calculation.result(state[0][1]) if self.sends_old_values and 0 in state else None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
             # As in Kafka Streams, a group without rows is deleted if an initial aggregate, which was
@@ -518,7 +518,7 @@ class TableAggregate(Timeless, BaseAggregation):
                 if is_replaced[row]:
                     replaced = values[row]
                     continue
-                old = calculation.result(held[1]) if self.retracts and held is not None else None
+                old = calculation.result(held[1]) if self.sends_old_values and held is not None else None
                 subtracted, added = (values[row], None) if is_old[row] else (replaced, values[row])
                 replaced = None
                 changed = self._changed(held, key, times[row], subtracted, added)
@@ -566,11 +566,11 @@ class WindowAggregation(Aggregation):
         calculation: Calculation,
         window: AnyWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, retracts=retracts, only_last=only_last, only_changes=only_changes)
+        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
         self.window = window
         self.lateness = WindowLateness(window)
 
@@ -618,11 +618,13 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         calculation: Calculation,
         window: TimeWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts, only_last=only_last, only_changes=only_changes)
+        super().__init__(
+            calculation, window, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes
+        )
 
     def _bounds(self, start: int) -> Bounds:
         return start, self.window.end_of(start)
@@ -656,7 +658,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
         # Windows of several cogrouped streams may begin again (see `_last_forgotten_end`).
-        return not self.retracts and "left" not in rows.stream_times
+        return not self.sends_old_values and "left" not in rows.stream_times
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)

@@ -30,11 +30,11 @@ class CountedAggregation(Timeless, Generic[S]):
         calculation: Calculation,
         window: CountWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
     ) -> None:
         self.calculation = calculation
         self.window = window
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
 
     def process(self, state: S, row: Row, out: Output) -> None:
         if row.key is None or row.value is None:
@@ -60,7 +60,7 @@ class CountedAggregation(Timeless, Generic[S]):
         """Undo `_add`; `before` is a copy of the state from before `_add`."""
 
     def _send(self, key: str, old: str | None, new: str | None, time: int, out: Output) -> None:
-        if self.retracts and old is not None:
+        if self.sends_old_values and old is not None:
             out.emit(key, old, time, old=True)
         out.emit(key, new, time)
 
@@ -84,9 +84,9 @@ class EveryRecordsAggregate(CountedAggregation[CurrentWindow[Any]]):
         calculation: Calculation,
         window: CountWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts)
+        super().__init__(calculation, window, sends_old_values=sends_old_values)
         self.state_type: Any = CurrentWindow[calculation.kind]  # type: ignore[name-defined]
 
     def new_state(self) -> CurrentWindow[Any]:
@@ -96,7 +96,7 @@ class EveryRecordsAggregate(CountedAggregation[CurrentWindow[Any]]):
     def _add(self, state: CurrentWindow[Any], key: str, value: str, time: int, out: Output) -> None:
         calculation, only_complete = self.calculation, self.window.only_complete
         old = state.complete
-        if self.retracts and not only_complete and state.count:
+        if self.sends_old_values and not only_complete and state.count:
             old = calculation.result(state.aggregate)
         if state.count in (0, self.window.records):
             state.count, state.time = 0, time
@@ -141,7 +141,7 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         values = [*state.values, value][-number:]
         times = [*state.times, time][-number:]
         result = self._result(key, values)
-        old = self._result(key, state.values) if self.retracts and self._has_result(state.values) else None
+        old = self._result(key, state.values) if self.sends_old_values and self._has_result(state.values) else None
         state.values, state.times = values, times
         if self._has_result(values):
             self._send(key, old, result, max(times), out)

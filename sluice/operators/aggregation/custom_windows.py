@@ -28,9 +28,9 @@ class CustomWindowAggregate(WindowAggregation):
         calculation: Calculation,
         window: CustomWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts)
+        super().__init__(calculation, window, sends_old_values=sends_old_values)
         self.state_type: Any = dict[Bounds, tuple[int, calculation.kind]]  # type: ignore[name-defined]
 
     @override

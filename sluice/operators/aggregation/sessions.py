@@ -32,11 +32,11 @@ class SessionAggregate(WindowAggregation):
         calculation: Calculation,
         window: SessionWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         waits_until_final: bool = False,
         retention_ms: int | None = None,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts)
+        super().__init__(calculation, window, sends_old_values=sends_old_values)
         self._kept_ms = session_kept_ms(window, waits_until_final, retention_ms)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -67,7 +67,7 @@ class SessionAggregate(WindowAggregation):
         for session in near:
             session_end, session_aggregate = state.pop(session)
             window = session, session_end
-            if self.retracts and grows:
+            if self.sends_old_values and grows:
                 old_result = self.calculation.result(session_aggregate)
                 out.emit(key, old_result, session_end, window=window, old=True)
             if grows:

@@ -28,9 +28,9 @@ class SlidingAggregate(WindowAggregation):
         calculation: Calculation,
         window: SlidingWindow,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
     ) -> None:
-        super().__init__(calculation, window, retracts=retracts)
+        super().__init__(calculation, window, sends_old_values=sends_old_values)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         # Unlike in other windows, Kafka Streams drops records without a value here.
@@ -136,7 +136,7 @@ class SlidingAggregate(WindowAggregation):
             if own in state and previous == own - 1:
                 time, aggregate = state[own]
                 calculation, window = self.calculation, (own, own + self.window.size_ms)
-                if self.retracts:
+                if self.sends_old_values:
                     initial = calculation.result(calculation.new_aggregate())
                     out.emit(row.key, initial, time, window=window, old=True)
                 out.emit(row.key, calculation.result(aggregate), time, window=window)

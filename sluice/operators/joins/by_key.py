@@ -56,10 +56,10 @@ class TableJoin(Timeless):
     If both sides depend on one table, the join gets some changes early, and then once more; see
     `AHEAD`.
 
-    `gets_old_values`: for each side, whether its table sends the old value of each change. As in
-    Kafka Streams, the join then retracts the result that it computes from this old value. The
-    value need not have been in the table: an aggregate sends the initial aggregate as the old value
-    of its first result.
+    `uses_old_values`: for each side, whether the join uses the old value that the side's table sends with each change,
+    in place of the value in the join's state. As in Kafka Streams, the old value of the join's result is then computed
+    from this old value. The value need not have been in the table: an aggregate sends the initial aggregate as the old
+    value of its first result.
     """
 
     state_type: Any = TablePair
@@ -68,14 +68,14 @@ class TableJoin(Timeless):
         self,
         how: How,
         *,
-        retracts: bool = False,
+        sends_old_values: bool = False,
         filtered: tuple[bool, bool] = (False, False),
-        gets_old_values: tuple[bool, bool] = (False, False),
+        uses_old_values: tuple[bool, bool] = (False, False),
     ) -> None:
         self.how = how
-        self.retracts = retracts
+        self.sends_old_values = sends_old_values
         self.filtered = filtered
-        self.gets_old_values = gets_old_values
+        self.uses_old_values = uses_old_values
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
         """Key and side → value and time of a change that came early, with AHEAD, and has not come
         again as LEFT or RIGHT."""
@@ -104,7 +104,7 @@ class TableJoin(Timeless):
         # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
         # nothing to the join.
         passed = state.right if row.side == RIGHT else state.left
-        if self.gets_old_values[row.side]:
+        if self.uses_old_values[row.side]:
             passed = replaced
         if row.value is None and passed is None and self.filtered[row.side]:
             # The filter may have passed the side's value, although it has not passed the old value that the side sends.
@@ -119,21 +119,22 @@ class TableJoin(Timeless):
             return
         # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
-        if self.retracts:
-            retracted = self._retracted(pair, row.side, replaced) if self.gets_old_values[row.side] else old
-            if retracted is not None:
-                out.emit(row.key, retracted, time, old=True)
+        if self.sends_old_values:
+            if self.uses_old_values[row.side]:
+                old = self._old_result(pair, row.side, replaced)
+            if old is not None:
+                out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def _retracted(self, pair: TablePair, side: int, replaced: str | None) -> str | None:
+    def _old_result(self, pair: TablePair, side: int, replaced: str | None) -> str | None:
         """The result that a change of a side replaces, given the old value that the side's table has sent."""
         if side == RIGHT:
             return self._result(TablePair(pair.left, pair.left_time, replaced))
         return self._result(TablePair(replaced, -1, pair.right, pair.right_time))
 
     def process_columns(self, states: Sequence[TablePair], rows: KeyedRows) -> Results | None:
-        gets_old_values = self.retracts and any(self.gets_old_values)
-        if gets_old_values or self._ahead or (rows.sides >= AHEAD).any():
+        computes_old_results = self.sends_old_values and any(self.uses_old_values)
+        if computes_old_results or self._ahead or (rows.sides >= AHEAD).any():
             return None
         is_new = ~rows.is_old
         sides = (
@@ -153,13 +154,13 @@ class TableJoin(Timeless):
         sent = is_new & (had_result | has_result | sends_tombstone)
         for side, of_side in enumerate(sides):
             if self.filtered[side]:
-                passed = follows_old_value(rows) if self.gets_old_values[side] else of_side.had_value
+                passed = follows_old_value(rows) if self.uses_old_values[side] else of_side.had_value
                 sent &= (rows.sides != side) | rows.has_value | passed
         rows_sent = np.flatnonzero(sent)
         times = np.maximum.reduce([rows.times, left.times, right.times])[rows_sent]
         new_values = _where(has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent)))
         results = Results(rows_sent, new_values, times)
-        if self.retracts:
+        if self.sends_old_values:
             old_values = joined_texts(left.before(rows_sent), right.before(rows_sent))
             results = with_old_values(results, old_values, had_result[rows_sent])
         for number, value, time in left.changes():

@@ -64,14 +64,14 @@ class Watch:
 
 
 MAKERS: dict[str, Callable[[], Operator[Any]]] = {
-    "aggregate": lambda: Aggregate(functions(), retracts=True),
+    "aggregate": lambda: Aggregate(functions(), sends_old_values=True),
     "tumbling": lambda: WindowedAggregate(functions(), tumbling("5 ms", "3 ms")),
     "hopping": lambda: WindowedAggregate(functions(), hopping("10 ms", advance="3 ms")),
     "sliding": lambda: SlidingAggregate(functions(), sliding("5 ms", "3 ms")),
-    "session": lambda: SessionAggregate(functions(), session("3 ms", "2 ms"), retracts=True),
+    "session": lambda: SessionAggregate(functions(), session("3 ms", "2 ms"), sends_old_values=True),
     "suppress": lambda: Suppress("time_limit", 6),
-    "latest": lambda: Latest(retracts=True),
-    "table join": lambda: TableJoin("outer", retracts=True),
+    "latest": lambda: Latest(sends_old_values=True),
+    "table join": lambda: TableJoin("outer", sends_old_values=True),
     "stream table join": lambda: StreamTableJoin("left"),
     "inner join": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
     "left join": lambda: StreamJoin("left", within(before="5 ms", after="0 s", grace="4 ms")),

@@ -95,17 +95,21 @@ def custom(spoils: bool, kind: Any, *, reduces: bool = False) -> Custom:
 
 
 OPERATORS: dict[str, Make] = {
-    "aggregate": lambda spoils, kind: Aggregate(custom(spoils, kind), retracts=True),
+    "aggregate": lambda spoils, kind: Aggregate(custom(spoils, kind), sends_old_values=True),
     "reduce": lambda spoils, kind: Aggregate(custom(spoils, kind, reduces=True)),
-    "table": lambda spoils, kind: TableAggregate(custom(spoils, kind), retracts=True),
+    "table": lambda spoils, kind: TableAggregate(custom(spoils, kind), sends_old_values=True),
     "tumbling": lambda spoils, kind: WindowedAggregate(custom(spoils, kind), tumbling("4 ms")),
     "hopping": lambda spoils, kind: WindowedAggregate(custom(spoils, kind), hopping("4 ms", advance="1 ms")),
     "hopping reduce": lambda spoils, kind: WindowedAggregate(
-        custom(spoils, kind, reduces=True), hopping("4 ms", advance="1 ms"), retracts=True
+        custom(spoils, kind, reduces=True), hopping("4 ms", advance="1 ms"), sends_old_values=True
     ),
-    "sliding": lambda spoils, kind: SlidingAggregate(custom(spoils, kind), sliding("3 ms", "9 ms"), retracts=True),
+    "sliding": lambda spoils, kind: SlidingAggregate(
+        custom(spoils, kind), sliding("3 ms", "9 ms"), sends_old_values=True
+    ),
     "sliding reduce": lambda spoils, kind: SlidingAggregate(custom(spoils, kind, reduces=True), sliding("3 ms")),
-    "session": lambda spoils, kind: SessionAggregate(custom(spoils, kind), session("2 ms", "9 ms"), retracts=True),
+    "session": lambda spoils, kind: SessionAggregate(
+        custom(spoils, kind), session("2 ms", "9 ms"), sends_old_values=True
+    ),
     "process": lambda spoils, kind: Process(
         record_by_record(spoils), {"baskets": StoreOptions(Basket)}, argument_type=Basket
     ),

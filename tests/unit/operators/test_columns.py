@@ -95,19 +95,19 @@ TUMBLING = tumbling("5 ms", grace="2 ms")
 HOPPING = hopping("6 ms", advance="2 ms", grace="3 ms")
 MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "table": Latest,
-    "table with old values": lambda: Latest(retracts=True),
+    "table with old values": lambda: Latest(sends_old_values=True),
     "join with a table": lambda: StreamTableJoin("inner"),
     "left join with a table by a mapped key": lambda: StreamTableJoin("left", mapped=True),
     "join of streams": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
     "join of streams without grace": lambda: StreamJoin("inner", within(before="0 s", after="3 ms")),
     "function": lambda: Aggregate(Custom(int, add, value_type=int)),
-    "function with old values": lambda: Aggregate(Custom(int, add, value_type=int), retracts=True),
+    "function with old values": lambda: Aggregate(Custom(int, add, value_type=int), sends_old_values=True),
     "function that removes aggregates, with old values": lambda: Aggregate(
-        Custom(int, add_or_remove, value_type=int), retracts=True, only_changes=True
+        Custom(int, add_or_remove, value_type=int), sends_old_values=True, only_changes=True
     ),
-    "function of final results": lambda: RowsAggregate(Custom(int, add, value_type=int), retracts=True),
+    "function of final results": lambda: RowsAggregate(Custom(int, add, value_type=int), sends_old_values=True),
     "largest with old values, if it changes": lambda: Aggregate(
-        Custom(int, larger, value_type=int), retracts=True, only_changes=True
+        Custom(int, larger, value_type=int), sends_old_values=True, only_changes=True
     ),
     "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
     "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
@@ -164,10 +164,10 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
 
 TABLE_JOINS: dict[str, Callable[[], TableJoin]] = {
     "inner": lambda: TableJoin("inner"),
-    "left, filtered": lambda: TableJoin("left", retracts=True, filtered=(True, True)),
-    "outer, filtered": lambda: TableJoin("outer", retracts=True, filtered=(False, True)),
-    "left, with old values": lambda: TableJoin("left", gets_old_values=(True, True)),
-    "outer, with old values": lambda: TableJoin("outer", filtered=(True, False), gets_old_values=(True, True)),
+    "left, filtered": lambda: TableJoin("left", sends_old_values=True, filtered=(True, True)),
+    "outer, filtered": lambda: TableJoin("outer", sends_old_values=True, filtered=(False, True)),
+    "left, with old values": lambda: TableJoin("left", uses_old_values=(True, True)),
+    "outer, with old values": lambda: TableJoin("outer", filtered=(True, False), uses_old_values=(True, True)),
 }
 
 
@@ -193,7 +193,7 @@ def batches_of_changes(draw: st.DrawFn) -> list[list[Given]]:
 @given(batches=batches_of_changes())
 def test_a_join_of_tables_gives_the_same_in_columns(name: str, batches: list[list[Given]]) -> None:
     made = TABLE_JOINS[name]
-    if not any(made().gets_old_values):
+    if not any(made().uses_old_values):
         batches = [[row for row in batch if not row.old] for batch in batches]
     rows = [row for batch in batches for row in batch]
     cuts = set(itertools.accumulate(map(len, batches)))

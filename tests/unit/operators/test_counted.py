@@ -26,11 +26,11 @@ def appends(key: str, so_far: list[int], value: int) -> list[int]:
     return so_far
 
 
-def lists(window: CountWindow, retracts: bool) -> Operator[Any]:
+def lists(window: CountWindow, sends_old_values: bool) -> Operator[Any]:
     """An aggregate of the values in the window."""
     calculation = Custom(list, appends, value_type=list[int], argument_type=int)
     operator = LastRecordsAggregate if window.slides else EveryRecordsAggregate
-    return operator(calculation, window, retracts=retracts)
+    return operator(calculation, window, sends_old_values=sends_old_values)
 
 
 windows = st.builds(CountWindow, st.integers(1, 4), st.booleans(), st.booleans())
@@ -68,11 +68,11 @@ def by_definition(window: CountWindow, rows: list[Given]) -> list[Result]:
 
 @given(windows, records, st.sets(st.integers(0, 30)), st.booleans())
 def test_any_cut_gives_the_windows_of_the_definition(
-    window: CountWindow, rows: list[Given], cuts: set[int], retracts: bool
+    window: CountWindow, rows: list[Given], cuts: set[int], sends_old_values: bool
 ) -> None:
-    ran = run(lists(window, retracts), rows, cuts)
+    ran = run(lists(window, sends_old_values), rows, cuts)
     expected = by_definition(window, rows)
-    assert ran.results == [result for result in expected if retracts or not result.old]
+    assert ran.results == [result for result in expected if sends_old_values or not result.old]
     assert len(ran.rejected) == sum(row.key is not None and row.value == POISON for row in rows)
     assert ran.dropped["null_key"] + ran.dropped["null_value"] == sum(None in (row.key, row.value) for row in rows)
 

@@ -31,10 +31,13 @@ records = st.lists(
 
 
 @given(records, st.sets(st.integers(0, 40)), st.booleans())
-def test_hopping_windows_of_a_function_are_hopping_windows(rows: list[Given], cuts: set[int], retracts: bool) -> None:
-    own = CustomWindowAggregate(COUNT, custom_windows(hops, grace="4 ms"), retracts=retracts)
+def test_hopping_windows_of_a_function_are_hopping_windows(
+    rows: list[Given], cuts: set[int], sends_old_values: bool
+) -> None:
+    own = CustomWindowAggregate(COUNT, custom_windows(hops, grace="4 ms"), sends_old_values=sends_old_values)
     window = hopping("9 ms", advance="3 ms", grace="4 ms")
-    ran, expected = run(own, rows, cuts), run(WindowedAggregate(COUNT, window, retracts=retracts), rows, cuts)
+    hopping_windows = WindowedAggregate(COUNT, window, sends_old_values=sends_old_values)
+    ran, expected = run(own, rows, cuts), run(hopping_windows, rows, cuts)
     assert (ran.results, ran.dropped) == (expected.results, expected.dropped)
     assert ran.states.keys() == expected.states.keys(), "closed windows are forgotten"
 

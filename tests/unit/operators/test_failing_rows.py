@@ -88,11 +88,11 @@ def author() -> Operator[Any]:
 
 OPERATORS: dict[str, Callable[[], Operator[Any]]] = {
     "aggregate": lambda: Aggregate(lists()),
-    "aggregate that sends old values too": lambda: Aggregate(lists(), retracts=True),
+    "aggregate that sends old values too": lambda: Aggregate(lists(), sends_old_values=True),
     "reduce": lambda: Aggregate(Custom(None, reduces, value_type=int, argument_type=int)),
     "tumbling windows": lambda: WindowedAggregate(lists(), tumbling("3 ms")),
     "hopping windows": lambda: WindowedAggregate(lists(), hopping("4 ms", advance="2 ms")),
-    "sliding windows": lambda: SlidingAggregate(lists(), sliding("2 ms", "100 ms"), retracts=True),
+    "sliding windows": lambda: SlidingAggregate(lists(), sliding("2 ms", "100 ms"), sends_old_values=True),
     "sessions": lambda: SessionAggregate(lists(), session("2 ms", "100 ms")),
     "process": author,
 }

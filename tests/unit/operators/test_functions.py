@@ -227,7 +227,7 @@ def test_a_row_regrouped_to_a_null_key_only_leaves_its_old_group() -> None:
 
 
 def test_a_row_that_changes_within_its_group_is_one_update() -> None:
-    operator, ran = TableAggregate(Functions(Function("sum", int), subtracts=True), retracts=True), Ran()
+    operator, ran = TableAggregate(Functions(Function("sum", int), subtracts=True), sends_old_values=True), Ran()
     state = operator.new_state()
     operator.process(state, Row("g", "[2]", 5, -1, 5), ran)
     operator.change(state, Row("g", "[2]", 3, 5, 5, old=True), Row("g", "[7]", 3, 5, 5), ran)
@@ -240,7 +240,7 @@ def test_an_aggregates_time_is_the_largest_of_its_inputs() -> None:
 
 
 def test_the_old_value_is_sent_before_the_new_one() -> None:
-    operator = Aggregate(Functions(Function("count")), retracts=True)
+    operator = Aggregate(Functions(Function("count")), sends_old_values=True)
     ran = run(operator, [Given("a", [None], 1), Given("a", [None], 2)])
     assert [(result.value, result.old, result.time) for result in ran.results] == [
         ([0], True, 1),

@@ -27,7 +27,7 @@ def test_a_tombstone_waits_like_any_update() -> None:
 def test_the_old_value_is_the_one_before_the_last_update() -> None:
     rows = [Given("a", 1, 0), Given("b", 0, 15), Given("a", 1, 16, old=True), Given("a", 2, 16)]
     rows += [Given("a", 2, 17, old=True), Given("a", 3, 17), Given("b", 0, 40)]
-    ran = run(Suppress("time_limit", 10, retracts=True), rows)
+    ran = run(Suppress("time_limit", 10, sends_old_values=True), rows)
     assert [(result.value, result.old) for result in ran.results if result.key == "a"] == [
         (1, False),
         (2, True),

@@ -18,12 +18,12 @@ def pair(left: Any, right: Any) -> dict[str, Any]:
 
 
 def test_a_table_keeps_the_last_value_in_the_order_of_the_records() -> None:
-    ran = run(Latest(retracts=True), [Given("a", 1, 9), Given("a", 2, 3)], cuts=[1])
+    ran = run(Latest(sends_old_values=True), [Given("a", 1, 9), Given("a", 2, 3)], cuts=[1])
     assert ran.results == [Result("a", 1, 9), Result("a", 1, 3, None, True), Result("a", 2, 3)]
 
 
 def test_a_null_value_deletes_the_key_and_is_sent_on_even_if_there_is_none() -> None:
-    ran = run(Latest(retracts=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)])
+    ran = run(Latest(sends_old_values=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)])
     assert ran.results == [
         Result("a", 1, 0),
         Result("a", 1, 1, None, True),
@@ -91,7 +91,7 @@ def test_the_time_of_a_table_join_is_the_larger_one() -> None:
 
 
 def test_a_table_join_emits_old_results_first_on_request() -> None:
-    results = run(TableJoin("inner", retracts=True), [L, R, NO_R]).results
+    results = run(TableJoin("inner", sends_old_values=True), [L, R, NO_R]).results
     assert [(result.value, result.old) for result in results] == [
         (pair("l", "r"), False),
         (pair("l", "r"), True),
@@ -101,12 +101,12 @@ def test_a_table_join_emits_old_results_first_on_request() -> None:
 
 def test_a_side_sees_the_others_change_that_came_ahead() -> None:
     ahead = Given("k", "r", 5, side=AHEAD + RIGHT)
-    ran = run(TableJoin("inner", retracts=True), [ahead, L, R, Given(None, "r", 5, side=AHEAD + RIGHT)])
+    ran = run(TableJoin("inner", sends_old_values=True), [ahead, L, R, Given(None, "r", 5, side=AHEAD + RIGHT)])
     assert [(result.value, result.old) for result in ran.results] == [(pair("l", "r"), False)] * 2
     assert ran.dropped == {}
 
     gone = Given("k", None, 6, side=AHEAD + RIGHT)
-    ran = run(TableJoin("left", retracts=True), [L, R, gone, Given("k", "m", 6), NO_R], cuts=[2])
+    ran = run(TableJoin("left", sends_old_values=True), [L, R, gone, Given("k", "m", 6), NO_R], cuts=[2])
     assert [(result.value, result.old) for result in ran.results][3:] == [
         (pair("l", None), True),
         (pair("m", None), False),
@@ -118,7 +118,7 @@ def test_a_side_sees_the_others_change_that_came_ahead() -> None:
 @pytest.mark.parametrize("run_rows", [run, run_in_columns], ids=["rows", "columns"])
 def test_a_side_that_takes_another_old_row_back_than_it_has_sent_loses_its_row(run_rows: Any) -> None:
     """The filter has passed the row, but not the old row that a join of a table with itself then takes back."""
-    join = TableJoin("outer", filtered=(True, False), gets_old_values=(True, False))
+    join = TableJoin("outer", filtered=(True, False), uses_old_values=(True, False))
     ran = run_rows(join, [L, R, NO_L, NO_R])
     assert ran.values[-1] is None
     assert not ran.states

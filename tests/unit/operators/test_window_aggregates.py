@@ -196,7 +196,7 @@ def test_merging_sends_tombstones_then_the_merged_session() -> None:
 
 
 def test_a_value_inside_a_session_deletes_the_session_and_adds_it_again() -> None:
-    ran = run(SessionAggregate(COUNT, session("5 ms"), retracts=True), at(10, 14, 12))
+    ran = run(SessionAggregate(COUNT, session("5 ms"), sends_old_values=True), at(10, 14, 12))
     assert [(result.window, result.value, result.old) for result in ran.results[-3:]] == [
         ((10, 14), [2], True),
         ((10, 14), None, False),
@@ -205,7 +205,7 @@ def test_a_value_inside_a_session_deletes_the_session_and_adds_it_again() -> Non
 
 
 def test_a_value_at_the_only_time_of_a_session_deletes_nothing() -> None:
-    ran = run(SessionAggregate(COUNT, session("5 ms"), retracts=True), at(10, 10))
+    ran = run(SessionAggregate(COUNT, session("5 ms"), sends_old_values=True), at(10, 10))
     assert [(result.window, result.value, result.old) for result in ran.results] == [
         ((10, 10), [1], False),
         ((10, 10), [2], False),

@@ -453,7 +453,7 @@ def test_final_results_have_no_old_values_so_only_last_results_matter() -> None:
     counts = windows.count(store="counts").filter("value > 1")
     counts.group_by("_window_start").count(store="shops")
     made = job(stream)
-    assert not any(operator.retracts for operator in made.operators)
+    assert not any(operator.sends_old_values for operator in made.operators)
     stores = {operator.number: operator.store for operator in made.operators}
     assert {stores[number] for number in made.last_only_operators} == {"counts", "shops"}
 
