@@ -22,6 +22,7 @@ from sluice.topology import drawing, load_pipeline
 from tests.api.states import KINDS, orders_states, totals, windows
 from tests.support.airflow_browser import chromium
 from tests.support.api_client import Api, User
+from tests.support.state_rows import write_rows
 from tests.support.states import States, make_audit, make_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def publish(states: States, busy: Busy) -> None:
     everywhere = [(4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]')]
     for number, place in enumerate(states.written_at):
         with create_shard(place) as shard:
-            shard.write_rows(batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
+            write_rows(shard, batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
     published_at = datetime.now(UTC) - timedelta(
         seconds=95 * max(BATCHES - 1 - batch, 0) + (12 if batch < BATCHES else 0)
     )

@@ -28,6 +28,7 @@ from tests.faults.dying import calls
 from tests.faults.world import wait_until
 from tests.servers.hosts import TOKEN, Host
 from tests.support.ports import free_port
+from tests.support.state_rows import write_rows
 from tests.support.states import States, make_snapshot
 
 QUICK = Patience(beat_s=0.05, silence_s=0.5)
@@ -40,6 +41,7 @@ from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.remote.opening import open_shard
+from tests.support.state_rows import write_rows
 
 ledger, location, key, beat = sys.argv[1:]
 with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard:
@@ -47,7 +49,7 @@ with Ledger.open(ledger) as opened, open_shard(location, to_write=True) as shard
         print("holds the lease", flush=True)
         sys.stdin.readline()
         try:
-            shard.write_rows(1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
+            write_rows(shard, 1, [(0, key, NO_WINDOW, NO_WINDOW, "[666]")], lease.epoch)
             print("written", flush=True)
         except LeaseError:
             print("rejected", flush=True)
@@ -74,7 +76,7 @@ def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: 
         psutil.Process(writer.pid).suspend()
         with Lease(states.ledger.leases, GenerationRef("orders", 1), this_process("other"), QUICK) as lease:
             with open_shard(location, to_write=True) as shard:
-                shard.write_rows(1, [(0, "a", -1, -1, "[2]")], lease.epoch)
+                write_rows(shard, 1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
             psutil.Process(writer.pid).resume()
             print(file=writer.stdin, flush=True)

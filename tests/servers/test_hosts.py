@@ -32,6 +32,7 @@ from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host, placed
 from tests.support.ports import free_port
+from tests.support.state_rows import write_rows
 from tests.support.states import NOON, States, ledger_url
 
 COUNT = "/sluice/v1/stores/general_orders_count"
@@ -207,7 +208,7 @@ def test_a_worker_moves_to_another_host_during_queries(hosts: list[Host], states
     # The old shard is sealed, earlier snapshots have moved, too, and the worker can move back.
     (old,) = hosts[1].folder.rglob("*.sqlite")
     with open_shard(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
-        shard.write_rows(2, [])
+        write_rows(shard, 2, [])
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
     assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["snapshot"]["id"] == "1.0"
     move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[1].port))
@@ -225,10 +226,10 @@ def test_windows_expire_on_every_host(states: States) -> None:
 
 def test_a_run_cannot_write_to_a_shard_that_has_moved(hosts: list[Host], states: States) -> None:
     with open_shard(states.written_at[1], to_write=True) as begun:
-        begun.write_rows(1, [(0, of_worker(1), -1, -1, "[1]")])
+        write_rows(begun, 1, [(0, of_worker(1), -1, -1, "[1]")])
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[0].port))
         with pytest.raises(Refused, match="moved away"):
-            begun.write_rows(2, [])
+            write_rows(begun, 2, [])
     with open_shard(states.written_at[1]) as moved:
         assert [(entry.batch, entry.rows) for entry in moved.journal().batches][1:] == [(1, 1)]
 

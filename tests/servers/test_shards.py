@@ -15,9 +15,9 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Checksums, Journal, RowCounts, Shard
 from tests.servers.hosts import Host
+from tests.support.state_rows import ids_of, write_rows
 
 REF = GenerationRef("orders", 1)
 
@@ -36,14 +36,14 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         assert isinstance(shard, kind)
         empty = shard.begin_run(1, -1)
         assert (
-            shard.write_rows(0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
+            write_rows(shard, 0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
         )
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
-        ids = RowIds.of([(0, "", -1, -1), (0, "a", -1, -1), (0, "c", -1, -1)])
+        ids = ids_of([(0, "", -1, -1), (0, "a", -1, -1), (0, "c", -1, -1)])
         ((place, (*before, digest)),) = shard.rows_before(1, ids, 1).items()
         assert place == 1
         assert tuple(before) == (0, "a", -1, -1, "[1]")
-        assert shard.write_rows(1, [(0, "a", -1, -1, "[10]")], 1, replaced=lambda: digest) == 1
+        assert write_rows(shard, 1, [(0, "a", -1, -1, "[10]")], 1, replaced=lambda: digest) == 1
         shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
@@ -65,7 +65,7 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
 
         assert shard.begin_run(2, 1) == sums
         with pytest.raises(LeaseError):
-            shard.write_rows(2, [], 1)
+            write_rows(shard, 2, [], 1)
         assert shard.journal().epoch == 2
         assert [(entry.operator, entry.batch) for entry in shard.journal().batches] == [(-1, 0), (7, 0), (-1, 1)]
 
@@ -84,7 +84,7 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         assert shard.scan(0, 1) == open_and_scan(moved)
         shard.seal()
         with pytest.raises(Refused, match="moved away"):
-            shard.write_rows(2, [], 2)
+            write_rows(shard, 2, [], 2)
         shard.absorb_rows([])
         shard.replace_journal(0, Journal(2, []))
         assert shard.scan(0, 1) == []

@@ -13,6 +13,7 @@ from sluice.state.shard.shard import Shard
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
+from tests.support.state_rows import write_rows
 from tests.support.states import States, make_snapshot
 
 SNAPSHOTS = int(os.environ.get("SNAPSHOTS", "25"))
@@ -49,7 +50,7 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     """Publish a batch in which every location's count is the number of the batch."""
     rows = list(totals("general", dict.fromkeys(LOCATIONS, (batch, "0.00"))))
     for number, shard in enumerate(places):
-        shard.write_rows(batch, [row for row in rows if owner(row[1], states.workers) == number])
+        write_rows(shard, batch, [row for row in rows if owner(row[1], states.workers) == number])
     assert states.ledger.snapshots.publish(make_snapshot(batch))
 
 

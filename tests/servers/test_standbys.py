@@ -31,6 +31,7 @@ from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.servers.test_hosts import COUNT, ContinuousQueries, counts, of_worker
+from tests.support.state_rows import write_rows
 from tests.support.states import NOON, States, make_audit, make_snapshot
 
 KEYS = ["k0", "k1", "k2"]
@@ -171,7 +172,7 @@ def test_a_refresh_copies_only_new_versions(hosts: list[Host], states: States, s
             shard.write_states(batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0)
             states.publish(totals("general", {of_worker(1): (100 + batch, "1.00")}))
         # A driver that stopped before it published has left a batch behind.
-        shard.write_rows(4, [(0, "unpublished", -1, -1, "[1]")])
+        write_rows(shard, 4, [(0, "unpublished", -1, -1, "[1]")])
     assert [(done.batch, done.why_whole) for done in refreshed(states, only_behind=True)] == [(3, "")]
     hosts[1].stop()
     assert one(hosts[0])["entries"][0]["value"] == 103  # type: ignore[index]
@@ -330,7 +331,7 @@ def publish_audited(states: States, value: int) -> None:
         for number, place in enumerate(states.written_at):
             rows = [(0, of_worker(1), -1, -1, f"[{value}]")] if number == 1 else []
             with open_shard(place, to_write=True) as shard:
-                shard.write_rows(states.batch, rows, epoch)
+                write_rows(shard, states.batch, rows, epoch)
                 checksums[str(number)] = shard.checksums(states.batch)
         audit = msgspec.structs.replace(
             make_audit(states.batch, epoch),
@@ -350,7 +351,7 @@ def test_a_standby_of_a_worker_that_no_longer_exists_is_ignored(hosts: list[Host
 @pytest.mark.fault("F36", "a standby is promoted, and the old server comes back")
 def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], states: States, standby: Path) -> None:
     with open_shard(f"sqlite:///{standby}", to_write=True) as copy, pytest.raises(Refused):
-        copy.write_rows(1, [], 10**6)  # a standby accepts no batch
+        write_rows(copy, 1, [], 10**6)  # a standby accepts no batch
     hosts[1].stop()
     old = states.written_at[1]
     assert f"the standby at 127.0.0.1:{hosts[2].port}, which had snapshot 1.0" in promoted(states)
@@ -378,7 +379,7 @@ def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], sta
     with open_shard(states.written_at[1], to_write=True) as shard:
         shard.begin_run(before.epoch + 2, 0)
         with pytest.raises(LeaseError):
-            shard.write_rows(1, [], before.epoch)
+            write_rows(shard, 1, [], before.epoch)
 
 
 @pytest.mark.fault("F36", "a stale standby")

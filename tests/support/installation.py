@@ -17,6 +17,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef, owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
+from tests.support.state_rows import write_rows
 from tests.support.states import States, make_audit, make_snapshot
 
 KEYS = [f"key {number}" for number in range(40)]
@@ -61,7 +62,7 @@ class Installation:
                 own = [key for key in KEYS if owner(key, self.workers) == worker]
                 with open_shard(place, to_write=True) as shard:
                     rows = [(0, key, -1, -1, f"[{batch},null]") for key in own]
-                    shard.write_rows(batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
+                    write_rows(shard, batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
                     before = shard.read_states(OPERATOR, own, batch, lease.epoch)
                     new = [
                         State(OPERATOR, key, b"%d" % batch, replaces=before[key].version if key in before else None)

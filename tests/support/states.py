@@ -17,6 +17,7 @@ from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapsho
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
 from sluice.state.shard.row_tuples import Row
+from tests.support.state_rows import write_rows
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -111,7 +112,7 @@ class States:
         for number, place in enumerate(self.written_at):
             own = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
             with create_shard(place) as shard:
-                shard.write_rows(self.batch, own)
+                write_rows(shard, self.batch, own)
                 checksums[str(number)] = shard.checksums(self.batch)
         published = make_snapshot(self.batch, pipeline=self.pipeline, generation=self.generation, **snapshot)
         assert self.ledger.snapshots.publish(published)

@@ -5,13 +5,12 @@ A list for each column takes a fraction of the time of a tuple for each row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 import msgspec
 
-from sluice.state.shard.checksums import row_digest
-from sluice.state.shard.row_tuples import DigestedRow, Row, RowId
+from sluice.state.shard.row_tuples import DigestedRow, RowId
 
 
 class RowIds(msgspec.Struct, frozen=True, array_like=True):
@@ -25,11 +24,6 @@ class RowIds(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         # A state server gets these lists from its clients.
         _require_equal_lengths(self.group_ids, self.keys, self.window_starts, self.window_ends)
-
-    @classmethod
-    def of(cls, rows: Iterable[RowId]) -> Self:
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-        return cls(*columns)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -62,13 +56,6 @@ class RowColumns(msgspec.Struct, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         _require_equal_lengths(self.ids.keys, self.values, self.digests)
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> Self:
-        """The columns of rows, sorted."""
-        rows = sorted(rows, key=lambda row: row[:4])
-        ids = RowIds.of([row[:4] for row in rows])
-        return cls(ids, [row[4] for row in rows], [row_digest(row) for row in rows])
 
     def __len__(self) -> int:
         return len(self.values)

@@ -156,16 +156,6 @@ class Shard(Protocol):
         Omits rows without a value.
         """
 
-    def write_rows(
-        self,
-        batch: int,
-        rows: Sequence[Row],
-        epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
-    ) -> int:
-        """Like `write_pages`, for rows as tuples."""
-        return self.write_pages(batch, [RowColumns.of(rows)], epoch, replaced)
-
     def write_pages(
         self,
         batch: int,

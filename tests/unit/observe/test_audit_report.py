@@ -17,6 +17,7 @@ from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger_tables import WORKERS
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.local_shard import LocalShard
+from tests.support.state_rows import write_rows
 from tests.support.states import States, ledger_url, make_audit, make_snapshot
 
 pytestmark = pytest.mark.unit
@@ -65,7 +66,7 @@ def test_an_imbalance_is_reported(states: States) -> None:
 
 def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> None:
     with LocalShard.open(states.location(0), to_write=True) as shard:
-        shard.write_rows(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        write_rows(shard, 0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         checksum = shard.checksum(0)
     audit = make_audit(0, 1, source(read=10, applied=10))
     audit.checksums["0"] = "0123456789abcdef"

@@ -28,6 +28,7 @@ from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.support.installation import OPERATOR, Installation, content, expected, settings_of
 from tests.support.postgres import database_with_ledger, new_database
+from tests.support.state_rows import write_rows
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -124,7 +125,7 @@ def test_a_backup_begins_although_a_batch_is_published_during_every_copy_of_the_
 def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     with open_shard(old.states.location(0), to_write=True) as shard:
-        shard.write_rows(1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
+        write_rows(shard, 1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
         shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], 1)
     back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")

@@ -14,6 +14,7 @@ from sluice.query import local_worker
 from sluice.query.local_worker import LocalWorker
 from sluice.state.queries.worker_queries import Value, Values
 from sluice.state.shard.local_shard import LocalShard
+from tests.support.state_rows import write_rows
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def worker(tmp_path: Path, writer: LocalShard) -> LocalWorker:
 
 
 def write(writer: LocalShard, batch: int, *keys: str) -> None:
-    writer.write_rows(batch, [(0, key, -1, -1, f"[{batch}]") for key in keys or ("a", "b")])
+    write_rows(writer, batch, [(0, key, -1, -1, f"[{batch}]") for key in keys or ("a", "b")])
 
 
 async def get(worker: LocalWorker, as_of: int, key: str = "a") -> int | None:
@@ -119,8 +120,8 @@ def test_a_removed_or_replaced_file_is_noticed(
         for part in tmp_path.glob("worker-0.sqlite*"):
             part.unlink()
         with LocalShard.create(f"sqlite:///{file}") as another:
-            another.write_rows(0, [(0, "a", -1, -1, "[100]")])
-            another.write_rows(1, [(0, "a", -1, -1, "[101]")])
+            write_rows(another, 0, [(0, "a", -1, -1, "[100]")])
+            write_rows(another, 1, [(0, "a", -1, -1, "[101]")])
         assert await get(worker, 1) == 101, "the old file does not have the batch"
         for part in tmp_path.glob("worker-0.sqlite*"):
             part.unlink()

@@ -16,6 +16,7 @@ from sluice.state.shard.answer_rows import Answer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.shard import Shard
+from tests.support.state_rows import write_rows
 
 KEYS = [f"key {number}" for number in range(30)]
 OPERATOR = 3
@@ -45,7 +46,7 @@ class Source:
         chosen = self.chance.sample(KEYS, 12)
         values = [None if self.chance.random() < 0.3 else f"[{self.chance.random()}]" for _ in chosen]
         rows = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in zip(chosen, values, strict=True)]
-        self.shard.write_rows(self.batch, rows)
+        write_rows(self.shard, self.batch, rows)
         before = self.shard.read_states(OPERATOR, chosen, self.batch, 0)
         replaced = {key: state.version for key, state in before.items()}
         states = [
@@ -107,7 +108,7 @@ def test_an_interrupted_copy_continues_and_ends_as_its_source(
         copy.fill()
         assert content(copy.target, source.batch) == content(source.shard, source.batch)
         with pytest.raises(Refused, match="moved away"):
-            copy.target.write_rows(9, [])
+            write_rows(copy.target, 9, [])
 
 
 def test_a_copy_has_the_recorded_answers_and_forgets_what_its_source_forgets(database: str) -> None:

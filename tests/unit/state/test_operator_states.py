@@ -16,6 +16,7 @@ from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.postgres_driver import escape, unescape
 from sluice.state.shard.ranges import Range
+from tests.support.state_rows import write_rows
 
 pytestmark = pytest.mark.unit
 
@@ -103,7 +104,7 @@ def test_a_driver_without_the_lease_neither_writes_nor_reads(shard: LocalShard) 
         with pytest.raises(LeaseError):
             shard.due_keys(SUM, 10, batch, 2)
     with pytest.raises(LeaseError):
-        shard.write_rows(1, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")], 2)
+        write_rows(shard, 1, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")], 2)
     with pytest.raises(LeaseError):
         shard.expire_windows(1, {0: 5}, 2)
     assert kept(shard, 2, "a") == {"a": b"111"}
@@ -122,14 +123,14 @@ def test_a_late_task_cannot_replace_a_newer_batch(shard: LocalShard) -> None:
     run(shard, 0, a=1)
     late = shard.read_states(SUM, ["a"], 1, 1)
     run(shard, 1, a=10)
-    shard.write_rows(1, [(0, "a", 0, 10, "[1]")], 1)
+    write_rows(shard, 1, [(0, "a", 0, 10, "[1]")], 1)
     run(shard, 2, a=100)
-    shard.write_rows(2, [(0, "a", 0, 10, "[2]")], 1)
+    write_rows(shard, 2, [(0, "a", 0, 10, "[2]")], 1)
     before = shard.checksums(2)
     with pytest.raises(EngineError, match="already has batch 2"):
         shard.write_states(1, [SUM], [State(SUM, "a", b"11", replaces=late["a"].version)], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
-        shard.write_rows(1, [(0, "a", 0, 10, "[1]")], 1)
+        write_rows(shard, 1, [(0, "a", 0, 10, "[1]")], 1)
     with pytest.raises(EngineError, match="already has batch 2"):
         shard.expire_windows(1, {0: 50}, 1)
     assert kept(shard, 2, "a") == {"a": b"111"}
@@ -140,10 +141,10 @@ def test_a_late_task_cannot_replace_a_newer_batch(shard: LocalShard) -> None:
 
 def test_the_next_driver_removes_what_was_never_published(shard: LocalShard) -> None:
     run(shard, 0, a=1)
-    shard.write_rows(0, [(0, "a", 0, 10, "[1]")], 1)
+    write_rows(shard, 0, [(0, "a", 0, 10, "[1]")], 1)
     published = shard.checksums(0)
     run(shard, 1, a=10, b=5)
-    shard.write_rows(1, [(0, "a", 0, 10, "[2]"), (0, "b", 0, 10, "[2]")], 1)
+    write_rows(shard, 1, [(0, "a", 0, 10, "[2]"), (0, "b", 0, 10, "[2]")], 1)
     assert shard.begin_run(2, 0) == published
     assert shard.checksums(1) == published
     assert kept(shard, 1, "a", "b") == {"a": b"1"}
@@ -153,12 +154,12 @@ def test_the_next_driver_removes_what_was_never_published(shard: LocalShard) -> 
 
 
 def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) -> None:
-    shard.write_rows(0, [], epoch=5)
+    write_rows(shard, 0, [], epoch=5)
     with pytest.raises(LeaseError):
         shard.write_states(0, [SUM], [], 4)
     shard.write_states(0, [SUM], [], 6)
     with pytest.raises(LeaseError):
-        shard.write_rows(0, [], epoch=5)
+        write_rows(shard, 0, [], epoch=5)
 
 
 def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard, database: str) -> None:
@@ -177,7 +178,7 @@ def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard
 
 @pytest.mark.parametrize(("table", "kind"), [("state_rows", "state rows"), ("states", "operator states")])
 def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str, kind: str) -> None:
-    shard.write_rows(0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
+    write_rows(shard, 0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
     shard.begin_run(1, 0)
     shard._driver.execute(f"DELETE FROM {table} WHERE key = 'b'")
@@ -191,7 +192,7 @@ def test_the_row_count_stays_right_after_every_change(shard: LocalShard) -> None
 
     for batch in range(6):
         for _ in range(2):
-            shard.write_rows(batch, state_rows(batch * 10, batch * 10 + 10), batch + 1)
+            write_rows(shard, batch, state_rows(batch * 10, batch * 10 + 10), batch + 1)
             shard.expire_windows(batch, {0: batch * 10 + 1}, batch + 1)
             run(shard, batch, batch + 1, a=1, b=batch % 2)
             shard.begin_run(batch + 1, batch)
@@ -212,9 +213,9 @@ def test_an_altered_row_is_never_read(shard: LocalShard, change: str) -> None:
 
 
 def test_replacing_an_altered_row_detects_it(shard: LocalShard) -> None:
-    shard.write_rows(0, [(0, "a", 0, 10, "[1]")])
+    write_rows(shard, 0, [(0, "a", 0, 10, "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[2]'")
-    for change in (lambda: shard.write_rows(1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire_windows(1, {0: 50})):
+    for change in (lambda: write_rows(shard, 1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire_windows(1, {0: 50})):
         with pytest.raises(DamagedState, match="key 'a' was altered"):
             change()
 
@@ -255,8 +256,8 @@ def test_shared_state_cannot_collide_with_a_key(shard: LocalShard) -> None:
 
 
 def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
-    shard.write_rows(0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
-    shard.write_rows(1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
+    write_rows(shard, 0, [(0, key, NO_WINDOW, NO_WINDOW, "[0]") for key in KEYS_WITH_NUL])
+    write_rows(shard, 1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
         assert shard.get(0, key, 1) == "[1]"
         prefixed = [group_id.key for group_id in shard.scan(0, 1, Range(prefix=key))]

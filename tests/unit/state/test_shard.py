@@ -20,10 +20,10 @@ from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.pages import pages_of_versions
 from sluice.state.shard.ranges import Range
-from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_pages import columns_of, row_digests, sorted_rows
 from sluice.state.shard.row_tuples import Row, RowId
 from tests.support.postgres import new_database
+from tests.support.state_rows import ids_of, page_of, write_rows
 
 pytestmark = pytest.mark.unit
 
@@ -46,16 +46,16 @@ def row(
 
 def rows_before(shard: LocalShard, batch: int, ids: Sequence[RowId], epoch: int = 0) -> list[Row]:
     """The versions before a batch of the rows with these ids. Each version is in the place of its row."""
-    before = shard.rows_before(batch, RowIds.of(ids), epoch)
+    before = shard.rows_before(batch, ids_of(ids), epoch)
     assert all(before[place][:4] == ids[place] for place in before)
     return [version[:5] for version in before.values()]
 
 
 def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
-    shard.write_rows(1, [row("a", "[2]")])
-    shard.write_rows(2, [row("a", None)])
-    shard.write_rows(3, [row("a", "[4]")])
+    write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]")])
+    write_rows(shard, 1, [row("a", "[2]")])
+    write_rows(shard, 2, [row("a", None)])
+    write_rows(shard, 3, [row("a", "[4]")])
     assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [None, "[1]", "[2]", None, "[4]", "[4]"]
     assert [[group_id.key for group_id in shard.scan(0, batch)] for batch in range(4)] == [
         ["a", "b"],
@@ -68,9 +68,9 @@ def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
 
 
 def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]", window=0)])
-    shard.write_rows(1, [row("a", "[2]"), row("c", None)])
-    shard.write_rows(2, [row("a", "[3]")])
+    write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]", window=0)])
+    write_rows(shard, 1, [row("a", "[2]"), row("c", None)])
+    write_rows(shard, 2, [row("a", "[3]")])
     windows = [("a", NO_WINDOW, NO_WINDOW), ("b", 0, 15_000), ("b", 15_000, 30_000), ("c", NO_WINDOW, NO_WINDOW)]
     names = [(0, *window) for window in windows]
     assert rows_before(shard, 0, names) == []
@@ -81,10 +81,10 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
 def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard) -> None:
     batches = [[row(key, f"[{batch}]") for key in "cabed"] for batch in range(2)]
     for batch, rows in enumerate(batches):
-        assert shard.write_rows(batch, rows) == 5
+        assert write_rows(shard, batch, rows) == 5
     checksums = [shard.checksum(batch) for batch in range(2)]
     rows = sorted(batches[1])
-    pages = [RowColumns.of(rows[begin : begin + 2]) for begin in range(0, 5, 2)]
+    pages = [page_of(rows[begin : begin + 2]) for begin in range(0, 5, 2)]
     assert shard.write_pages(1, pages) == 5, "the batch is repeated"
     assert [shard.checksum(batch) for batch in range(2)] == checksums
     assert shard.batches() == {0: 5, 1: 5}
@@ -95,8 +95,8 @@ def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard) -> None:
 def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalShard, between: int) -> None:
     windows = [start * 1_000 for start in range(0, 20 * (between + 1))]
     for batch in range(3):
-        shard.write_rows(batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
-    shard.write_rows(3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
+        write_rows(shard, batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
+    write_rows(shard, 3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
     # Windows of the batch, with others between them in the shard, and new ones.
     read = [(0, "a", start, start + 15_000) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
     expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
@@ -111,53 +111,53 @@ def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalSha
 def test_only_rows_that_are_there_get_tombstones(shard: LocalShard) -> None:
     """A session that grows three times in a batch leaves two tombstones of bounds that were never published."""
     grown = [(0, "a", 5, 6, None), (0, "a", 5, 7, None), (0, "a", 5, 8, "[3]")]
-    assert shard.write_rows(0, grown) == 1
-    assert shard.write_rows(1, [(0, "a", 5, 8, None), (0, "a", 5, 9, None), (0, "a", 5, 10, "[5]")]) == 2
+    assert write_rows(shard, 0, grown) == 1
+    assert write_rows(shard, 1, [(0, "a", 5, 8, None), (0, "a", 5, 9, None), (0, "a", 5, 10, "[5]")]) == 2
     assert [(version.window_end, version.value) for version in shard.row_versions(1, None, 9)] == [
         (8, None), (10, "[5]"),
     ]  # fmt: skip
-    assert shard.write_rows(2, [(0, "a", 5, 8, None), (0, "a", 5, 10, "[5]")]) == 1, "the row is gone already"
+    assert write_rows(shard, 2, [(0, "a", 5, 8, None), (0, "a", 5, 10, "[5]")]) == 1, "the row is gone already"
     shard.verify_rows(2)
 
 
 def test_what_a_writer_has_read_gives_the_same_checksum(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
+    write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]")])
     changed = [row("a", "[2]"), row("c", "[2]")]
-    shard.write_rows(1, changed)
+    write_rows(shard, 1, changed)
     checksum = shard.checksum(1)
-    read = shard.rows_before(1, RowIds.of([row("a", None)[:4], row("c", None)[:4]]), epoch=0)
-    shard.write_rows(1, changed, replaced=lambda: sum(digest for *_, digest in read.values()))
+    read = shard.rows_before(1, ids_of([row("a", None)[:4], row("c", None)[:4]]), epoch=0)
+    write_rows(shard, 1, changed, replaced=lambda: sum(digest for *_, digest in read.values()))
     assert shard.checksum(1) == checksum
     shard.verify_rows(1)
 
 
 def test_a_driver_without_the_lease_cannot_read_what_it_would_add_to(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]")], epoch=1)
+    write_rows(shard, 0, [row("a", "[1]")], epoch=1)
     shard.begin_run(2, 0)
     with pytest.raises(LeaseError):
         rows_before(shard, 1, [row("a", None)[:4]], epoch=1)
 
 
 def test_a_batch_written_again_replaces_itself(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]")])
-    assert shard.write_rows(1, [row("a", "[2]"), row("b", "[2]")]) == 2
-    assert shard.write_rows(1, [row("a", "[3]")]) == 1
+    write_rows(shard, 0, [row("a", "[1]")])
+    assert write_rows(shard, 1, [row("a", "[2]"), row("b", "[2]")]) == 2
+    assert write_rows(shard, 1, [row("a", "[3]")]) == 1
     assert [group_id.value for group_id in shard.scan(0, 1)] == ["[3]"]
     assert shard.batches() == {0: 1, 1: 1}
 
 
 def test_a_batch_is_written_atomically(shard: LocalShard, url: str) -> None:
-    shard.write_rows(0, [row("a", "[1]")])
+    write_rows(shard, 0, [row("a", "[1]")])
     with pytest.raises(StateError):
-        shard.write_rows(1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
+        write_rows(shard, 1, [row("a", "[2]"), row("b", "[2]"), row("b", "[3]")])
     assert shard.batches() == {0: 1}
     assert LocalShard.open(url).scan(0, 9) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
-    shard.write_rows(1, [row("a", "[2]")])
+    write_rows(shard, 1, [row("a", "[2]")])
 
 
 def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
     starts = range(0, 75_000, 15_000)
-    shard.write_rows(0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in starts])
+    write_rows(shard, 0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in starts])
     assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
     between = shard.windows(1, "b", 0, start=15_000, end=30_000)
     assert [(group_id.key, group_id.window_start, group_id.window_end) for group_id in between] == [
@@ -169,9 +169,9 @@ def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
 
 def test_sessions_with_the_same_start_are_rows_of_their_own(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session grows from [5, 7] to [5, 9]. Group 0 has the sessions, group 1 all sessions ever sent."""
-    shard.write_rows(1, [(0, "a", 5, 7, "[1]"), (1, "a", 5, 7, "[1]")])
-    shard.write_rows(2, [(0, "a", 5, 7, None), (0, "a", 5, 9, "[2]"), (1, "a", 5, 9, "[1]")])
-    shard.write_rows(3, [(1, "a", 5, 9, "[2]")])
+    write_rows(shard, 1, [(0, "a", 5, 7, "[1]"), (1, "a", 5, 7, "[1]")])
+    write_rows(shard, 2, [(0, "a", 5, 7, None), (0, "a", 5, 9, "[2]"), (1, "a", 5, 9, "[1]")])
+    write_rows(shard, 3, [(1, "a", 5, 9, "[2]")])
     found = [[(one.window_end, one.value) for one in shard.windows(group, "a", 3)] for group in (0, 1)]
     assert found == [[(9, "[2]")], [(7, "[1]"), (9, "[2]")]]
     assert [(one.window_end, one.value) for one in shard.windows(0, "a", 1)] == [(7, "[1]")], "an earlier snapshot"
@@ -190,14 +190,14 @@ def test_sessions_with_the_same_start_are_rows_of_their_own(shard: LocalShard, m
 
 def test_a_window_that_begins_before_1970_is_on_the_first_page(shard: LocalShard) -> None:
     rows = [(0, "", -3_600_000, 82_800_000, "[1]"), (0, "a", -3_600_000, 82_800_000, "[2]")]
-    shard.write_rows(0, rows)
+    write_rows(shard, 0, rows)
     (page,) = pages_of_versions(shard, group=0)
     assert [(version.key, version.window_start) for version in page] == [("", -3_600_000), ("a", -3_600_000)]
     assert [entry.key for entry in shard.scan(0, 0, within=Range(start_from=-3_600_000, start_to=-1))] == ["", "a"]
 
 
 def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
-    shard.write_rows(0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
+    write_rows(shard, 0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
     page = shard.scan(1, 0, limit=3)
     seen = []
     while page:
@@ -223,7 +223,7 @@ def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
 )
 def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[str]) -> None:
     keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
-    shard.write_rows(0, [row(key, "[1]") for key in keys])
+    write_rows(shard, 0, [row(key, "[1]") for key in keys])
     assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
     assert shard.count(0, 0, within) == len(expected)
     results = [group_id.key for group_id in shard.scan(0, 0)]
@@ -231,8 +231,10 @@ def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[st
 
 
 def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> None:
-    shard.write_rows(
-        0, [row("a", "[null]"), row("b", "[null,1]"), row("c", '["null"]'), row("d", "[[null]]"), row("e", "[0]")]
+    write_rows(
+        shard,
+        0,
+        [row("a", "[null]"), row("b", "[null,1]"), row("c", '["null"]'), row("d", "[[null]]"), row("e", "[0]")],
     )
     assert shard.count(0, 0) == 3
     assert Count(0, 0, 0, Range()).execute(shard) == len(Scan(0, 0, 0, Range(), None, 10).execute(shard))
@@ -243,7 +245,7 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeyp
     choose = random.Random(7)
     for batch in range(12):
         keys = choose.sample([f"k{number}" for number in range(15)], 6)
-        shard.write_rows(batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
+        write_rows(shard, batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
     before = {batch: shard.scan(0, batch) for batch in range(12)}
     assert shard.compact(8) > 0
     assert {batch: shard.scan(0, batch) for batch in range(8, 12)} == {batch: before[batch] for batch in range(8, 12)}
@@ -256,7 +258,7 @@ def test_the_checksum_depends_on_the_state_only(database: str) -> None:
     def of(name: str, *batches: list[tuple[int, str, int, int, str | None]]) -> str:
         with LocalShard.create(location(database, GenerationRef(name, 1), 0)) as shard:
             for number, rows in enumerate(batches):
-                shard.write_rows(number, rows)
+                write_rows(shard, number, rows)
                 shard.verify_rows(number)
             return shard.checksum(99)
 
@@ -274,14 +276,14 @@ def test_the_checksum_depends_on_the_state_only(database: str) -> None:
 
 
 def test_the_checksum_survives_writing_again_and_compaction(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
-    shard.write_rows(1, [row("a", "[2]"), row("c", "[1]")])
+    write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]")])
+    write_rows(shard, 1, [row("a", "[2]"), row("c", "[1]")])
     before = shard.checksum(1)
-    shard.write_rows(1, [row("c", "[7]")])
+    write_rows(shard, 1, [row("c", "[7]")])
     assert shard.checksum(1) != before
-    shard.write_rows(1, [row("a", "[2]"), row("c", "[1]")])
+    write_rows(shard, 1, [row("a", "[2]"), row("c", "[1]")])
     assert shard.checksum(1) == before
-    shard.write_rows(2, [row("a", None)])
+    write_rows(shard, 2, [row("a", None)])
     shard.compact(1)
     for batch in (1, 2):
         shard.verify_rows(batch)
@@ -289,17 +291,17 @@ def test_the_checksum_survives_writing_again_and_compaction(shard: LocalShard) -
 
 
 def test_a_changed_value_is_detected(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]"), row("b", "[1]")])
+    write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[9]' WHERE key = 'b'")
     with pytest.raises(StateError, match="the state row of group 0, key 'b' was altered"):
         shard.verify_rows(0)
 
 
 def test_an_older_writer_is_rejected(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", "[1]")], epoch=3)
-    shard.write_rows(1, [row("a", "[2]")], epoch=4)
+    write_rows(shard, 0, [row("a", "[1]")], epoch=3)
+    write_rows(shard, 1, [row("a", "[2]")], epoch=4)
     with pytest.raises(LeaseError, match="lost its lease"):
-        shard.write_rows(1, [row("a", "[3]")], epoch=3)
+        write_rows(shard, 1, [row("a", "[3]")], epoch=3)
     assert shard.get(0, "a", 1) == "[2]"
 
 
@@ -309,7 +311,7 @@ ROWS = 4_000
 def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite"
     with LocalShard.create(f"sqlite:///{file}") as shard:
-        shard.write_rows(0, [row(f"key {number}", "[1]") for number in range(ROWS)])
+        write_rows(shard, 0, [row(f"key {number}", "[1]") for number in range(ROWS)])
     data = file.read_bytes()
     choose = random.Random(7)
     for _ in range(20):
@@ -374,7 +376,7 @@ def test_a_missing_shard_is_an_error(url: str, tmp_path: Path) -> None:
 def test_a_run_that_begins_finds_an_altered_row_it_would_not_touch(tmp_path: Path) -> None:
     file = tmp_path / "worker-0.sqlite"
     with LocalShard.create(f"sqlite:///{file}") as shard:
-        shard.write_rows(0, [row("a", "[1]"), row("b", "[2]")])
+        write_rows(shard, 0, [row("a", "[1]"), row("b", "[2]")])
         shard.begin_run(1, 0)
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("UPDATE state_rows SET value = '[3]' WHERE key = 'b'")
@@ -428,7 +430,7 @@ def test_keys_can_be_any_text(values: dict[str, int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, LocalShard.create(f"sqlite:///{folder}/s") as shard:
-        shard.write_rows(0, [row(key, f"[{value}]") for key, value in values.items()])
+        write_rows(shard, 0, [row(key, f"[{value}]") for key, value in values.items()])
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()
         }
@@ -438,7 +440,7 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
     monkeypatch.setattr(postgres_driver, "WRITER_SILENT_S", 1)
     url = location(new_database(postgres), GenerationRef("orders", 1), 0)
     with LocalShard.create(url) as paused, LocalShard.open(url, to_write=True) as next_writer:
-        paused.write_rows(0, [row("a", "[1]")], epoch=1)
+        write_rows(paused, 0, [row("a", "[1]")], epoch=1)
 
         def write_late() -> None:
             with paused._writing(1):
@@ -452,10 +454,10 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
 
 def test_a_full_disk_is_named_though_sqlite_has_already_rolled_back(tmp_path: Path) -> None:
     with LocalShard.create(f"sqlite:///{tmp_path}/w.sqlite") as shard:
-        shard.write_rows(0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
+        write_rows(shard, 0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         connection = shard._driver._connection  # type: ignore[attr-defined]
         connection.execute("PRAGMA cache_size = 1")
         connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + 2}")
         with pytest.raises(StateError, match="database or disk is full"):
-            shard.write_rows(1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
+            write_rows(shard, 1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
         assert shard.get(0, "a", 1) == "[1]"

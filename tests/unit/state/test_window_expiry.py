@@ -9,6 +9,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.addresses import location
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.row_tuples import Row
+from tests.support.state_rows import write_rows
 
 pytestmark = pytest.mark.unit
 
@@ -27,8 +28,8 @@ def starts(shard: LocalShard, as_of: int, group_id: int = 0) -> list[int]:
 
 
 def test_expired_windows_stay_visible_in_older_snapshots(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
-    shard.write_rows(1, [row("a", 30)])
+    write_rows(shard, 0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
+    write_rows(shard, 1, [row("a", 30)])
     shard.expire_windows(1, {0: 25})
     assert starts(shard, 0) == [NO_WINDOW, 0, 10, 20]
     assert starts(shard, 1) == [NO_WINDOW, 20, 30]
@@ -36,21 +37,21 @@ def test_expired_windows_stay_visible_in_older_snapshots(shard: LocalShard) -> N
 
 
 def test_a_worker_without_rows_of_the_batch_expires_windows_too(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", 0), row("a", 10)])
+    write_rows(shard, 0, [row("a", 0), row("a", 10)])
     shard.expire_windows(1, {0: 15})
     assert starts(shard, 1) == [10]
     assert shard.batches() == {0: 2, 1: 1}
 
 
 def test_a_window_that_expires_within_its_batch_is_never_visible(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", 0), row("a", 50)])
+    write_rows(shard, 0, [row("a", 0), row("a", 50)])
     shard.expire_windows(0, {0: 40})
     assert starts(shard, 0) == [50]
 
 
 def test_a_window_expires_by_its_newest_end(shard: LocalShard) -> None:
-    shard.write_rows(0, [(0, "a", 0, 10, "[1]")])
-    shard.write_rows(1, [(0, "a", 0, 40, "[2]")])
+    write_rows(shard, 0, [(0, "a", 0, 10, "[1]")])
+    write_rows(shard, 1, [(0, "a", 0, 40, "[2]")])
     shard.expire_windows(1, {0: 30})
     assert starts(shard, 1) == [0], "the session lasted until 40"
     shard.expire_windows(2, {0: 41})
@@ -59,25 +60,25 @@ def test_a_window_expires_by_its_newest_end(shard: LocalShard) -> None:
 
 def test_the_checksum_matches_the_remaining_rows(shard: LocalShard, database: str) -> None:
     other = LocalShard.create(location(database, GenerationRef("clicks", 2), 0))
-    other.write_rows(0, [row("a", 20)])
-    shard.write_rows(0, [row("a", 0), row("b", 10)])
-    shard.write_rows(1, [row("a", 20)])
+    write_rows(other, 0, [row("a", 20)])
+    write_rows(shard, 0, [row("a", 0), row("b", 10)])
+    write_rows(shard, 1, [row("a", 20)])
     shard.expire_windows(1, {0: 25})
     assert shard.checksum(1) == other.checksum(0)
     shard.verify_rows(1)
-    shard.write_rows(2, [row("a", 20, "[2]")])
-    other.write_rows(1, [row("a", 20, "[2]")])
+    write_rows(shard, 2, [row("a", 20, "[2]")])
+    write_rows(other, 1, [row("a", 20, "[2]")])
     assert shard.checksum(2) == other.checksum(1)
 
 
 @pytest.mark.parametrize("written_again", [True, False])
 def test_repeating_a_batch_gives_the_same_state(shard: LocalShard, written_again: bool) -> None:
-    shard.write_rows(0, [row("a", 0), row("a", 10)])
+    write_rows(shard, 0, [row("a", 0), row("a", 10)])
     shard.expire_windows(0, {0: 5})
     checksums = set()
     for _ in range(2):
         if written_again:
-            shard.write_rows(1, [row("b", 100)])
+            write_rows(shard, 1, [row("b", 100)])
         shard.expire_windows(1, {0: 15})
         checksums.add(shard.checksum(1))
         assert starts(shard, 1) == ([10, 100] if written_again else [10])
@@ -86,22 +87,22 @@ def test_repeating_a_batch_gives_the_same_state(shard: LocalShard, written_again
 
 
 def test_a_changed_retention_applies_from_now_on(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", start) for start in range(0, 60, 10)])
+    write_rows(shard, 0, [row("a", start) for start in range(0, 60, 10)])
     for batch, until, left in ((0, 35, [30, 40, 50]), (1, 15, [30, 40, 50]), (2, 55, [50])):
         shard.expire_windows(batch, {0: until})
         assert starts(shard, batch) == left
 
 
 def test_tombstones_are_removed_with_their_snapshots(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", 0), row("a", 50)])
-    shard.write_rows(1, [])
+    write_rows(shard, 0, [row("a", 0), row("a", 50)])
+    write_rows(shard, 1, [])
     shard.expire_windows(1, {0: 20})
     assert shard.compact(1) == 2
     assert [version.window_start for version in shard.row_versions(0, None, 10)] == [50]
 
 
 def test_a_driver_without_the_lease_expires_nothing(shard: LocalShard) -> None:
-    shard.write_rows(0, [row("a", 0)], epoch=2)
+    write_rows(shard, 0, [row("a", 0)], epoch=2)
     with pytest.raises(LeaseError):
         shard.expire_windows(1, {0: 100}, epoch=1)
     assert starts(shard, 1) == [0]
