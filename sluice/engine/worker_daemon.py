@@ -132,13 +132,33 @@ def serve() -> None:
     # of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
     with importing():
         import_pandas_on_demand()
-        from pyspark.daemon import manager
+        import pyspark.daemon  # noqa: F401
 
         import sluice.engine.task_modules  # noqa: F401
         from sluice.support.memory import release_memory_after_task
 
     gc.callbacks.append(release_memory_after_task)
-    manager()
+    fork_workers()
+
+
+def fork_workers() -> None:
+    """Run PySpark's daemon, whose workers end without a traceback if Spark stops their tasks.
+
+    Spark then closes the connections, also that of a worker that it has only just started. A task's own errors go to
+    Spark, never to the daemon.
+    """
+    from pyspark import daemon
+
+    run_tasks = daemon.worker
+
+    def run_tasks_until_stopped(connection: socket.socket, authenticated: bool) -> int:
+        try:
+            return run_tasks(connection, authenticated)
+        except (EOFError, ConnectionError):
+            return 1
+
+    vars(daemon)["worker"] = run_tasks_until_stopped
+    daemon.manager()
 
 
 if __name__ == "__main__" and not hand_over():

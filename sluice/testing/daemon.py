@@ -3,6 +3,7 @@
 import gc
 from contextlib import suppress
 
+from sluice.engine.worker_daemon import fork_workers
 from sluice.support.startup import importing
 
 with importing():
@@ -23,8 +24,5 @@ def freeze(phase: str, info: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    # This import must follow the engine's, because the engine chooses which PySpark is imported.
-    from pyspark.daemon import manager
-
     gc.callbacks.append(freeze)
-    manager()
+    fork_workers()

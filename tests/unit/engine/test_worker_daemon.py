@@ -16,6 +16,7 @@ from typing import IO
 import psutil
 import pytest
 
+from sluice.support.processes import has_ended
 from sluice.support.startup import PREPARED_DAEMON
 
 DRIVER = """
@@ -31,7 +32,7 @@ with prepare():
 
 @contextmanager
 def program(
-    *arguments: str, variables: dict[str, str], folder: Path | None = None
+    *arguments: str, variables: dict[str, str], folder: Path | None = None, errors: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python program until the block ends, at which its standard input is closed."""
     process = subprocess.Popen(
@@ -41,6 +42,7 @@ def program(
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=errors,
     )
     try:
         with process:
@@ -133,3 +135,19 @@ def test_a_daemon_that_was_not_prepared_imports_the_modules_itself(tmp_path: Pat
         assert [child.pid for child in psutil.Process(driver.pid).children()] == [jvm]
         with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=variables) as daemon:
             assert worker(daemon).ppid() == daemon.pid
+
+
+@pytest.mark.parametrize("module", ["sluice.engine.worker_daemon", "sluice.testing.daemon"])
+def test_a_worker_whose_task_is_stopped_before_it_begins_ends_without_a_traceback(module: str) -> None:
+    """A query that reads ahead is stopped at any moment, if the batch before has failed."""
+    with program("-m", module, "pyspark.worker", variables={}, errors=subprocess.PIPE) as daemon:
+        address = "127.0.0.1", integer(output(daemon))
+        for end in ("closed", "reset"):
+            with socket.create_connection(address, timeout=60) as connection:
+                started = psutil.Process(integer(connection.makefile("rb")))
+                if end == "reset":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            psutil.wait_procs([started], 30)
+            assert has_ended(started)
+        _, errors = daemon.communicate(timeout=30)
+    assert b"Traceback" not in errors
