@@ -69,7 +69,7 @@ class CalendarWindow:
     from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
     clocks are set forward over the beginning of a period, the period begins later by the time that
     they skip. If the clocks are set back and show the beginning twice, the period begins the first
-    time. A period that the clocks skip has no window.
+    time. A period that the clocks skip has no window. No period begins after a later one.
     """
 
     period: Period
@@ -143,14 +143,24 @@ class CalendarWindow:
         return lru_cache(maxsize=10_000)(self._computed_start)
 
     def _computed_start(self, number: int) -> int:
+        local = self._local_start(number)
+        # For a time that the clocks skip, Python's first distance from UTC is the one before the change, and the second
+        # one that after it. For a time that the clocks show twice, the first distance is that of the first time.
+        first, second = _distances(self.zone, local)
+        start = local - first
+        # If the clocks skip the ends of short periods, too, the periods that follow them begin before that.
+        skipped = second - first
+        following = number + 1
+        while skipped > 0 and (later := self._local_start(following)) <= local + skipped:
+            start = min(start, later - _distances(self.zone, later)[0])
+            following += 1
+        return start
+
+    def _local_start(self, number: int) -> int:
+        """The local time at which a period begins."""
         if months := self.period.months:
-            local = _first_of_month(number * months + self.offset.months) + self.offset.ms
-        else:
-            local = self._first + number * self.period.ms
-        clock = _EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))
-        # For a time that the clocks skip, Python takes the distance from UTC before the change; for
-        # a time that the clocks show twice, the distance of the first time.
-        return local - _in_ms(clock.replace(tzinfo=_zone(self.zone)).utcoffset())
+            return _first_of_month(number * months + self.offset.months) + self.offset.ms
+        return self._first + number * self.period.ms
 
     def __getstate__(self) -> dict[str, Any]:
         # The cache is not pickled, because each process has its own.
@@ -172,6 +182,12 @@ def _first_of_month(month: int) -> int:
     year, of_year = divmod(month_of_cycle, 12)
     days = date(1970 + year, of_year + 1, 1).toordinal() - _EPOCH.toordinal()
     return (days + cycle * _DAYS_OF_A_CYCLE) * _DAY
+
+
+def _distances(zone: str, local: int) -> tuple[int, int]:
+    """How far the clocks are ahead of UTC at a local time; two distances if the clocks skip it or show it twice."""
+    clock = (_EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))).replace(tzinfo=_zone(zone))
+    return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())
 
 
 @lru_cache(maxsize=10_000)

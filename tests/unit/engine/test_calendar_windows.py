@@ -114,6 +114,16 @@ def test_the_day_that_samoa_skipped_has_no_window() -> None:
     assert [start for start, _ in two_days.bounds_of(after)] == [after], "a window from the 30th would begin then, too"
 
 
+def test_short_windows_that_the_clocks_skip_do_not_exist() -> None:
+    half_hours = hopping("30 minutes", advance="15 minutes", zone="Europe/Berlin")
+    at_three = ms(BERLIN, 2026, 3, 29, 3)
+    quarter = HOUR // 4
+    # The clocks skip the hour from two to three.
+    assert half_hours.bounds_of(at_three - 1) == [(at_three - 2 * quarter, at_three), (at_three - quarter, at_three)]
+    assert half_hours.bounds_of(at_three + 5) == [(at_three, at_three + 2 * quarter)]
+    assert half_hours.end_of(at_three - quarter) == at_three
+
+
 def test_a_window_can_begin_before_1970() -> None:
     assert window_of(tumbling("1 day", zone="Europe/Berlin"), 0) == (-HOUR, 23 * HOUR)
     assert window_of(tumbling("1 year", zone="America/New_York"), 0) == (ms(NEW_YORK, 1969, 1, 1), 5 * HOUR)
@@ -133,7 +143,7 @@ def test_windows_survive_pickling() -> None:
 
 windows = st.builds(
     CalendarWindow,
-    period=st.builds(Period, st.sampled_from([HOUR, 6 * HOUR, 24 * HOUR, 72 * HOUR]))
+    period=st.builds(Period, st.sampled_from([HOUR // 4, HOUR, 6 * HOUR, 24 * HOUR, 72 * HOUR]))
     | st.builds(Period, st.integers(1, 4), st.sampled_from(["week", "month", "year"])),
     zone=st.sampled_from(ZONES),
     offset=st.builds(Period, st.integers(0, 7).map(lambda number: number * 450_000)),
@@ -165,7 +175,9 @@ def starts_by_definition(window: CalendarWindow, near: int) -> list[int]:
         # The clocks of a zone are at most 26 hours from UTC, or skip a day.
         reach = 5 + 80 * HOUR // period.ms
         clocks = [first + each * length for each in range(number - reach, number + reach)]
-    return [round((clock + shift).replace(tzinfo=zone).timestamp() * 1_000) for clock in clocks]
+    starts = [round((clock + shift).replace(tzinfo=zone).timestamp() * 1_000) for clock in clocks]
+    # A period that begins at a time which the clocks skip begins later, but not after the periods that follow it.
+    return np.minimum.accumulate(starts[::-1])[::-1].tolist()
 
 
 @given(windows, moments)
