@@ -177,7 +177,7 @@ def starts_by_definition(window: CalendarWindow, near: int) -> list[int]:
         clocks = [first + each * length for each in range(number - reach, number + reach)]
     starts = [round((clock + shift).replace(tzinfo=zone).timestamp() * 1_000) for clock in clocks]
     # A period that begins at a time which the clocks skip begins later, but not after the periods that follow it.
-    return np.minimum.accumulate(starts[::-1])[::-1].tolist()
+    return [min(starts[place:]) for place in range(len(starts))]
 
 
 @given(windows, moments)
