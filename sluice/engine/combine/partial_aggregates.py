@@ -76,12 +76,17 @@ class PartialAggregates:
             parts |= dict.fromkeys(part for _, part in fields)
         return list(parts)
 
-    def combine(self, records: pa.Table) -> pa.Table:
-        """Aggregate windowed records. The result has one row for each key and window start."""
+    def combine(self, records: pa.Table, before: pa.Table | None = None) -> pa.Table:
+        """Aggregate windowed records, and the result for the records before them, if any.
+
+        The result has one row for each key and window start.
+        """
         parts = self.parts
         rows = records.select([*WINDOWED])
         for part in parts:
             rows = rows.append_column(part.column, part.contributions(records))
+        if before is not None:
+            rows = pa.concat_tables([before, rows])
         functions = {part.column: part.function for part in parts}
         # Threads would change the order of the rows from run to run.
         grouped = rows.group_by(["key", "window_start"], use_threads=False)

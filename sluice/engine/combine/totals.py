@@ -24,7 +24,10 @@ from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_array
 from sluice.values.sql_types import compact, struct_type
 
-_FLUSH_RECORDS = 100_000
+_COMBINED_RECORDS = 100_000
+"""A task combines at least this many records at once."""
+_MOST_ROWS = 150_000
+"""A task makes state rows once it has this many combined rows of a group."""
 _EXACT = Context(prec=100)
 """Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
@@ -44,10 +47,10 @@ class Totals:
         groups = {group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups}
         return cls(groups, frozenset(sink.group for sink in job.change_sinks))
 
-    def rows(self, group: int, records: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The state rows of a group's windowed records."""
+    def rows(self, group: int, combined: pa.Table) -> Iterator[pa.RecordBatch]:
+        """The state rows of a group's combined records."""
         aggregates = self.groups[group]
-        for batch in aggregates.combine(pa.Table.from_batches(records)).to_batches():
+        for batch in combined.to_batches():
             values = aggregates.store_values(batch)
             if group in self.timed:
                 values.append(batch.column("time"))
@@ -130,27 +133,52 @@ _COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger
 
 
 @dataclass
+class _OfGroup:
+    """The records of one group in a task. Most of them are combined in `rows`, and the newest are still `waiting`."""
+
+    aggregates: PartialAggregates
+    rows: pa.Table | None = None
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    count: int = 0
+    """How many records are waiting."""
+
+    def combine(self) -> pa.Table:
+        """Combine all records. Returns the rows."""
+        if self.waiting:
+            self.rows = self.aggregates.combine(pa.Table.from_batches(self.waiting), self.rows)
+            self.waiting, self.count = [], 0
+        assert self.rows is not None
+        return self.rows
+
+
+@dataclass
 class WindowedRecords:
     """The records of one task, with their windows, that have not been turned into state rows yet."""
 
     totals: Totals
-    waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    groups: dict[int, _OfGroup] = field(default_factory=dict)
 
     def add_records(self, group: int, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Keep a group's records, and yield its state rows once there are many."""
-        if records.num_rows:
-            waiting = self.waiting.setdefault(group, [])
-            waiting.append(records)
-            # State rows are made before the task has read all its records, so that it never holds
-            # the records of a whole backlog in memory.
-            if sum(batch.num_rows for batch in waiting) >= _FLUSH_RECORDS:
-                yield from self.totals.rows(group, self.waiting.pop(group))
+        if not records.num_rows:
+            return
+        of_group = self.groups.setdefault(group, _OfGroup(self.totals.groups[group]))
+        of_group.waiting.append(records)
+        of_group.count += records.num_rows
+        # Records are combined before the task has read all of them, so that it never holds the records of a whole
+        # backlog in memory. Rows are not combined again before as many records wait, so that the work for a record does
+        # not grow with the number of rows.
+        combined = 0 if of_group.rows is None else of_group.rows.num_rows
+        if of_group.count >= max(_COMBINED_RECORDS, combined) and of_group.combine().num_rows >= _MOST_ROWS:
+            yield from self._state_rows(group)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """The state rows of all records that are left."""
-        for group, records in self.waiting.items():
-            yield from self.totals.rows(group, records)
-        self.waiting.clear()
+        for group in [*self.groups]:
+            yield from self._state_rows(group)
+
+    def _state_rows(self, group: int) -> Iterator[pa.RecordBatch]:
+        yield from self.totals.rows(group, self.groups.pop(group).combine())
 
 
 def value_types(job: Job, types: Mapping[str, str]) -> dict[str, str]:

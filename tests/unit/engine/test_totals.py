@@ -48,7 +48,9 @@ def number_of(totals: Totals) -> int:
 def values(totals: Totals, records: Sequence[Record]) -> dict[tuple[str, int], str]:
     """Key and window start → the state row's value that a task makes of these records."""
     number = number_of(totals)
-    rows = [row for batch in totals.rows(number, [windowed(*records)]) for row in batch.to_pylist()]
+    task = WindowedRecords(totals)
+    made = [*task.add_records(number, windowed(*records)), *task.rest()]
+    rows = [row for batch in made for row in batch.to_pylist()]
     assert {row["target"] for row in rows} == {number}
     return {(row["key"], row["window_start"]): row["value"] for row in rows}
 
@@ -84,30 +86,47 @@ def timed_totals() -> Totals:
     return totals_of(plan(pipeline).job)
 
 
-def added_up(totals: Totals, batches: Sequence[Sequence[Record]], flush_records: int) -> dict[tuple[str, int], str]:
-    """Like `values`, for a task that gets its records in batches, and makes rows whenever it has `flush_records`."""
+def rows_of_batches(
+    totals: Totals, batches: Sequence[Sequence[Record]], combined_records: int, most_rows: int
+) -> list[dict[str, Any]]:
+    """The state rows that a task makes if it combines so many records at once, and keeps so many rows."""
     number = number_of(totals)
     task = WindowedRecords(totals)
     found: list[pa.RecordBatch] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_FLUSH_RECORDS", flush_records)
+        patch.setattr(module, "_COMBINED_RECORDS", combined_records)
+        patch.setattr(module, "_MOST_ROWS", most_rows)
         for records in batches:
             found += task.add_records(number, windowed(*records))
         found += task.rest()
+    return [row for rows in found for row in rows.to_pylist()]
+
+
+def added_up(totals: Totals, rows: list[dict[str, Any]]) -> dict[tuple[str, int], str]:
+    """Like `values`, for rows of which several may have the same key and window."""
     added: dict[tuple[str, int], str] = {}
-    for row in [row for rows in found for row in rows.to_pylist()]:
+    for row in rows:
         name = row["key"], row["window_start"]
         assert row["window_end"] == row["window_start"] + 100
-        added[name] = totals.combine(number, added[name], row["value"]) if name in added else row["value"]
+        added[name] = totals.combine(number_of(totals), added[name], row["value"]) if name in added else row["value"]
     return added
 
 
 @pytest.mark.parametrize("totals", [totals_of(job(**AGGREGATES)), timed_totals()], ids=["untimed", "timed"])
-@given(batches=st.lists(RECORDS, min_size=1, max_size=5), flush_records=st.integers(1, 30))
+@given(
+    batches=st.lists(RECORDS, min_size=1, max_size=5),
+    combined_records=st.integers(1, 30),
+    most_rows=st.sampled_from([1, 2, 3, 1_000]),
+)
 def test_rows_that_a_task_makes_before_its_end_add_up_to_those_of_its_end(
-    totals: Totals, batches: list[list[Record]], flush_records: int
+    totals: Totals, batches: list[list[Record]], combined_records: int, most_rows: int
 ) -> None:
-    assert added_up(totals, batches, flush_records) == added_up(totals, batches, 1_000)
+    at_the_end = rows_of_batches(totals, batches, 1_000, 1_000)
+    rows = rows_of_batches(totals, batches, combined_records, most_rows)
+    assert added_up(totals, rows) == added_up(totals, at_the_end)
+    # As long as a task may keep all of its rows, it makes one for each key and window.
+    if most_rows == 1_000:
+        assert rows == at_the_end
 
 
 def test_sums_of_many_digits_stay_exact() -> None:
