@@ -28,6 +28,9 @@ _COMBINED_RECORDS = 100_000
 """A task combines at least this many records at once."""
 _MOST_ROWS = 150_000
 """A task makes state rows once it has this many combined rows of a group."""
+_SHARE_OF_OTHERS = 0.8
+"""A task also makes state rows if new records have added this share of the earlier rows, or more. Then hardly any of the
+new records has the key and window of an earlier record."""
 _EXACT = Context(prec=100)
 """Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
@@ -168,8 +171,14 @@ class WindowedRecords:
         # Records are combined before the task has read all of them, so that it never holds the records of a whole
         # backlog in memory. Rows are not combined again before as many records wait, so that the work for a record does
         # not grow with the number of rows.
-        combined = 0 if of_group.rows is None else of_group.rows.num_rows
-        if of_group.count >= max(_COMBINED_RECORDS, combined) and of_group.combine().num_rows >= _MOST_ROWS:
+        earlier = 0 if of_group.rows is None else of_group.rows.num_rows
+        if of_group.count < max(_COMBINED_RECORDS, earlier):
+            return
+        combined = of_group.combine().num_rows
+        # Records come about in the order of their times, so short windows get no more records after a while. Their rows
+        # need not be combined again.
+        are_others = earlier > 0 and combined - earlier >= _SHARE_OF_OTHERS * earlier
+        if combined >= _MOST_ROWS or are_others:
             yield from self._state_rows(group)
 
     def rest(self) -> Iterator[pa.RecordBatch]:

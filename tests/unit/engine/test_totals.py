@@ -87,15 +87,19 @@ def timed_totals() -> Totals:
 
 
 def rows_of_batches(
-    totals: Totals, batches: Sequence[Sequence[Record]], combined_records: int, most_rows: int
+    totals: Totals, batches: Sequence[Sequence[Record]], combined_records: int, most_rows: int, share: float
 ) -> list[dict[str, Any]]:
-    """The state rows that a task makes if it combines so many records at once, and keeps so many rows."""
+    """The state rows that a task makes if it combines so many records at once, and keeps so many rows.
+
+    It keeps no rows to which new records add this share of other rows.
+    """
     number = number_of(totals)
     task = WindowedRecords(totals)
     found: list[pa.RecordBatch] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_COMBINED_RECORDS", combined_records)
         patch.setattr(module, "_MOST_ROWS", most_rows)
+        patch.setattr(module, "_SHARE_OF_OTHERS", share)
         for records in batches:
             found += task.add_records(number, windowed(*records))
         found += task.rest()
@@ -117,15 +121,16 @@ def added_up(totals: Totals, rows: list[dict[str, Any]]) -> dict[tuple[str, int]
     batches=st.lists(RECORDS, min_size=1, max_size=5),
     combined_records=st.integers(1, 30),
     most_rows=st.sampled_from([1, 2, 3, 1_000]),
+    share=st.sampled_from([0.0, 0.8, 1_000.0]),
 )
 def test_rows_that_a_task_makes_before_its_end_add_up_to_those_of_its_end(
-    totals: Totals, batches: list[list[Record]], combined_records: int, most_rows: int
+    totals: Totals, batches: list[list[Record]], combined_records: int, most_rows: int, share: float
 ) -> None:
-    at_the_end = rows_of_batches(totals, batches, 1_000, 1_000)
-    rows = rows_of_batches(totals, batches, combined_records, most_rows)
+    at_the_end = rows_of_batches(totals, batches, 1_000, 1_000, 1_000.0)
+    rows = rows_of_batches(totals, batches, combined_records, most_rows, share)
     assert added_up(totals, rows) == added_up(totals, at_the_end)
     # As long as a task may keep all of its rows, it makes one for each key and window.
-    if most_rows == 1_000:
+    if (most_rows, share) == (1_000, 1_000.0):
         assert rows == at_the_end
 
 
