@@ -24,13 +24,13 @@ from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_array
 from sluice.values.sql_types import compact, struct_type
 
-_COMBINED_RECORDS = 100_000
+_COMBINED_RECORDS = 50_000
 """A task combines at least this many records at once."""
 _MOST_ROWS = 150_000
 """A task makes state rows once it has this many combined rows of a group."""
 _SHARE_OF_OTHERS = 0.8
-"""A task also makes state rows if new records have added this share of the earlier rows, or more. Then hardly any of the
-new records has the key and window of an earlier record."""
+"""A task also makes state rows if new records have added this share of the earlier rows, or more. Then hardly any new
+record has the key and window of an earlier one."""
 _EXACT = Context(prec=100)
 """Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
