@@ -145,6 +145,22 @@ class _OfGroup:
     count: int = 0
     """How many records are waiting."""
 
+    def add(self, records: pa.RecordBatch) -> bool:
+        """Keep records. Returns whether it is time to make state rows of all records."""
+        self.waiting.append(records)
+        self.count += records.num_rows
+        # Records are combined before the task has read all of them, so that it never holds the records of a whole
+        # backlog in memory. Rows are not combined again before as many records wait, so that the work for a record does
+        # not grow with the number of rows.
+        earlier = 0 if self.rows is None else self.rows.num_rows
+        if self.count < max(_COMBINED_RECORDS, earlier):
+            return False
+        combined = self.combine().num_rows
+        # Records come about in the order of their times, so short windows get no more records after a while. Their rows
+        # need not be combined again.
+        are_others = earlier > 0 and combined - earlier >= _SHARE_OF_OTHERS * earlier
+        return combined >= _MOST_ROWS or are_others
+
     def combine(self) -> pa.Table:
         """Combine all records. Returns the rows."""
         if self.waiting:
@@ -163,23 +179,10 @@ class WindowedRecords:
 
     def add_records(self, group: int, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Keep a group's records, and yield its state rows once there are many."""
-        if not records.num_rows:
-            return
-        of_group = self.groups.setdefault(group, _OfGroup(self.totals.groups[group]))
-        of_group.waiting.append(records)
-        of_group.count += records.num_rows
-        # Records are combined before the task has read all of them, so that it never holds the records of a whole
-        # backlog in memory. Rows are not combined again before as many records wait, so that the work for a record does
-        # not grow with the number of rows.
-        earlier = 0 if of_group.rows is None else of_group.rows.num_rows
-        if of_group.count < max(_COMBINED_RECORDS, earlier):
-            return
-        combined = of_group.combine().num_rows
-        # Records come about in the order of their times, so short windows get no more records after a while. Their rows
-        # need not be combined again.
-        are_others = earlier > 0 and combined - earlier >= _SHARE_OF_OTHERS * earlier
-        if combined >= _MOST_ROWS or are_others:
-            yield from self._state_rows(group)
+        if records.num_rows:
+            of_group = self.groups.setdefault(group, _OfGroup(self.totals.groups[group]))
+            if of_group.add(records):
+                yield from self._state_rows(group)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """The state rows of all records that are left."""
