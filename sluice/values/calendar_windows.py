@@ -120,7 +120,7 @@ class CalendarWindow:
     def _period_of_local(self, local: int) -> int:
         if not self.period.months:
             return (local - self._first) // self.period.ms
-        day = _EPOCH + timedelta(milliseconds=min(max(local - self.offset.ms, _EARLIEST), _LATEST))
+        day = _clock(local - self.offset.ms)
         return ((day.year - 1970) * 12 + day.month - 1 - self.offset.months) // self.period.months
 
     @property
@@ -184,17 +184,21 @@ def _first_of_month(month: int) -> int:
     return (days + cycle * _DAYS_OF_A_CYCLE) * _DAY
 
 
+def _clock(ms: int) -> datetime:
+    """The date and time at a local time, or at an instant in UTC, within the years of Python's calendar."""
+    return _EPOCH + timedelta(milliseconds=min(max(ms, _EARLIEST), _LATEST))
+
+
 def _distances(zone: str, local: int) -> tuple[int, int]:
     """How far the clocks are ahead of UTC at a local time; two distances if the clocks skip it or show it twice."""
-    clock = (_EPOCH + timedelta(milliseconds=min(max(local, _EARLIEST), _LATEST))).replace(tzinfo=_zone(zone))
+    clock = _clock(local).replace(tzinfo=_zone(zone))
     return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())
 
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
     """How far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
-    time = min(max(quarter * _QUARTER, _EARLIEST), _LATEST)
-    moment = _EPOCH.replace(tzinfo=UTC) + timedelta(milliseconds=time)
+    moment = _clock(quarter * _QUARTER).replace(tzinfo=UTC)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
 
 
