@@ -40,6 +40,19 @@ _ENGINE = _PACKAGE / "engine"
 APPLICATION = _PACKAGE / "driver.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
+_ALLOCATORS = {
+    # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in turn
+    # with a task's buffers, 50 MB each.
+    "MALLOC_ARENA_MAX": "2",
+    # By default, the C library also keeps freed buffers of up to 32 MB, once a program has freed such a buffer.
+    "MALLOC_MMAP_THRESHOLD_": "4194304",
+    # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose better moments
+    # (`support/memory.py`).
+    "MIMALLOC_PURGE_DELAY": "10000",
+    # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU time.
+    "MIMALLOC_ALLOW_THP": "0",
+}
+"""How allocators keep freed memory, unless the user's environment says otherwise."""
 _QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 QUICK_JVM = (
     _QUICK_COMPILER, "-XX:+UseSerialGC", "-Xms256m", "-Xmn96m", "-Dio.netty.jfr.enabled=false", *ARCHIVE_OPTIONS,
@@ -339,16 +352,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
         **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher_options(spark)),
-        # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in
-        # turn with a task's buffers, 50 MB each.
-        "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "2"),
-        # By default, the C library also keeps freed buffers of up to 32 MB, once a program has freed such a buffer.
-        "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", "4194304"),
-        # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose better moments
-        # (`support/memory.py`).
-        "MIMALLOC_PURGE_DELAY": os.environ.get("MIMALLOC_PURGE_DELAY", "10000"),
-        # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU time.
-        "MIMALLOC_ALLOW_THP": os.environ.get("MIMALLOC_ALLOW_THP", "0"),
+        **{name: os.environ.get(name, default) for name, default in _ALLOCATORS.items()},
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
