@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 FIXED_MB = 925
 """The memory of a run's processes without any rows: the JVM, the driver and two workers."""
+_GROWN_MB = 50
+"""So much more memory these processes need after their first batches."""
 _COPIES = 4
 """The memory that tasks need for each byte of their rows: a row as received, as sorted, and its results."""
 ROW_BYTES = 95
@@ -60,6 +62,8 @@ class BatchSize:
             return self.given
         if self._bytes_per_record is None:
             return _UNKNOWN_RECORDS
-        most = _MOST_RECORDS if self._is_measured else self._first_records
-        row_bytes = (self.memory_mb - FIXED_MB) * 1e6 / _COPIES
+        most, fixed_mb = self._first_records, FIXED_MB
+        if self._is_measured:
+            most, fixed_mb = _MOST_RECORDS, FIXED_MB + _GROWN_MB
+        row_bytes = (self.memory_mb - fixed_mb) * 1e6 / _COPIES
         return int(min(max(row_bytes / max(self._bytes_per_record, 1), FEW_RECORDS), most))

@@ -10,7 +10,7 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
-from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, BatchSize
+from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, ROW_BYTES, BatchSize
 from sluice.plan import plan
 
 pytestmark = pytest.mark.unit
@@ -40,10 +40,10 @@ def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
     assert not size.is_unknown
     expected = size.most_records()
     size.measure(500_000, 500_000 * 10_950)
-    assert size.most_records() == pytest.approx(expected / 10, rel=0.01)
+    assert size.most_records() == pytest.approx(expected / 10, rel=0.02)
     # Windows that close make many rows of a few records.
     size.measure(10, 10**9)
-    assert size.most_records() == pytest.approx(expected / 10, rel=0.01)
+    assert size.most_records() == pytest.approx(expected / 10, rel=0.02)
     size.measure(500_000, 500)
     assert size.most_records() == 2_000_000, "a task that adds records up holds few rows"
 
@@ -53,6 +53,14 @@ def test_records_that_are_added_up_have_no_rows_but_each_may_be_the_first_of_its
     size.expect(2_000, rows=0)
     assert size.most_records() == 1_000_000
     assert most_records(100_000, 10) == 1_200_000
+
+
+def test_later_batches_leave_memory_for_processes_that_have_grown() -> None:
+    size = BatchSize(1_500)
+    size.expect(100, rows=1)
+    first = size.most_records()
+    size.measure(500_000, 500_000 * (100 + ROW_BYTES))
+    assert size.most_records() < 0.95 * first
 
 
 def test_a_batch_always_has_some_records() -> None:
@@ -66,7 +74,7 @@ def test_the_number_that_the_user_sets_takes_precedence() -> None:
     assert size.most_records() == 30
 
 
-@pytest.mark.parametrize(("row_bytes", "most_batches"), [(113, 2), (125, 2), (202, 3)])
+@pytest.mark.parametrize(("row_bytes", "most_batches"), [(113, 2), (125, 2), (202, 4)])
 def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches: int) -> None:
     """The sizes are those of rows in the benchmark of operators: with windows, with joins, and with foreign keys."""
     size = BatchSize(1_500)
@@ -74,7 +82,7 @@ def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches
     # A backlog aims at 85 % of the largest batch.
     assert 2_000_000 / (size.most_records() * 0.85) <= 2
     size.measure(1_000_000, 1_000_000 * row_bytes)
-    assert 700_000 < size.most_records() < 1_300_000
+    assert 600_000 < size.most_records() < 1_300_000
     assert 2_000_000 / size.most_records() <= most_batches
 
 
