@@ -11,6 +11,9 @@ from sluice.engine.read.source_identity import Positions
 from sluice.plan import Job, Transformation
 from sluice.state.ledger.history import Batch
 
+_SHARE_BEFORE_LAST = 0.75
+"""The share of the last records that the last batch but one takes."""
+
 
 @dataclass(frozen=True)
 class ReplayStep:
@@ -41,13 +44,17 @@ def divided(begin: Positions, target: Positions, most_records: Callable[[], int]
     """The ends of the batches that together read the records from `begin` to `target`.
 
     Each batch takes the same share of every partition, and about as many records as `most_records` says when the end is
-    asked for. Only the last batch is smaller: while its output is written, nothing is left to be read.
+    asked for. The last batch is smaller, because nothing is left to be read while its output is written.
     """
     position: dict[str, dict[str, int]] = {}
     for topic, ends in target.items():
         position[topic] = {partition: begin.get(topic, {}).get(partition, 0) for partition in ends}
     while (unread := offsets_between(position, target)) > 0:
-        share = min(most_records() / unread, 1)
+        most = most_records()
+        share = min(most / unread, 1)
+        if most / 2 < unread <= most:
+            # All of the rest would be a large last batch.
+            share = _SHARE_BEFORE_LAST
         for topic, starts in position.items():
             for partition, start in starts.items():
                 starts[partition] = start + math.ceil((target[topic][partition] - start) * share)

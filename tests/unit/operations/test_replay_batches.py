@@ -90,3 +90,11 @@ def test_each_batch_has_the_size_that_is_wanted_when_its_end_is_asked_for() -> N
     target = {"items": {"0": 10}, "shops": {"3": 2}}
     ends = [*divided({}, target, lambda: next(sizes))]
     assert ends == [{"items": {"0": 1}, "shops": {"3": 1}}, {"items": {"0": 7}, "shops": {"3": 2}}, target]
+
+
+def test_little_is_left_for_the_last_batch() -> None:
+    """Nothing is left to be read while the output of the last batch is written."""
+    target = {"items": {"0": 16, "1": 16}}
+    assert [*divided({}, target, lambda: 16)] == [
+        {"items": {"0": 8, "1": 8}}, {"items": {"0": 14, "1": 14}}, target,
+    ]  # fmt: skip
