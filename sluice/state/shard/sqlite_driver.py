@@ -33,6 +33,9 @@ _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
     SELECT group_id, key, (
         SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id AND s.key = w.key)
     FROM wanted AS w"""
+_CACHE_KB = 16_000
+"""The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time,
+because a large batch writes some pages several times."""
 _ROWS_AT_ONCE = 100
 """The number of rows that one statement reads or inserts. A statement for each row would take several times as long."""
 
@@ -65,6 +68,7 @@ class SqliteDriver(Driver):
                 self._connection.set_progress_handler(is_over, _STEPS)
             else:
                 prepare_to_write(self._connection, durable=durable)
+                self._connection.execute(f"PRAGMA cache_size=-{_CACHE_KB}")
             if mode == "create":
                 self._create()
             # An empty file is a valid database to SQLite, but not a shard.
