@@ -63,8 +63,11 @@ start, too: by default, it is a 64th of the host's memory, and the JVM fills it 
 Netty would start Java's Flight Recorder, which nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
+SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
+"""Spark settings for a session without Delta tables: tasks have compressed the rows of all shuffles already."""
+EXTENSIONS = "spark.sql.extensions"
 DELTA_CONF = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A table's log is read in two tasks rather than 50, which take seconds on two cores.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -273,7 +276,7 @@ def submission(
             conf={
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
                 **_heap(settings, master, delta=delta),
-                **(delta_conf(settings) if delta else {}),
+                **(DELTA_CONF if delta else SHUFFLE_CONF),
             },
             is_first=archive.startswith(WRITE_OPTION),
             finished=folder / "finished",
@@ -385,13 +388,6 @@ def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
         return {}
     # Tasks read and process the records, so the JVM needs only a third of the memory. Spark refuses less than 450 MiB.
     return {name: f"{max(_LEAST_HEAP_MB, settings.memory // 3)}m"}
-
-
-def delta_conf(settings: Settings) -> dict[str, str]:
-    """The Spark settings for Delta tables. They keep the extensions that SLUICE_SPARK_CONF sets."""
-    name = "spark.sql.extensions"
-    extensions = [settings.spark_conf[name]] if settings.spark_conf.get(name) else []
-    return {**DELTA_CONF, name: ",".join((*extensions, DELTA_CONF[name]))}
 
 
 def delta_jars(settings: Settings) -> list[Path]:

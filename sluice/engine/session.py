@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -22,6 +22,7 @@ from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
+from sluice.spark_submit import EXTENSIONS
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -143,7 +144,7 @@ def jvm_errors() -> Iterator[None]:
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """Create the Spark session. spark-submit's settings take precedence over SLUICE_SPARK_CONF and `configuration`.
+    """Create the Spark session. Its `configuration` takes precedence over the settings of spark-submit.
 
     Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
     """
@@ -155,7 +156,9 @@ def session(settings: Settings, name: str) -> SparkSession:
         find_java()
     _use_no_pandas()
     builder = SparkSession.builder.appName(name)
-    for key, value in configuration(settings).items():
+    # Connects to the JVM, which has the settings of spark-submit.
+    SparkContext._ensure_initialized()
+    for key, value in configuration(settings, SparkConf()).items():
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
@@ -170,9 +173,16 @@ def session(settings: Settings, name: str) -> SparkSession:
     return spark
 
 
-def configuration(settings: Settings) -> dict[str, Any]:
-    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
-    return {**DEFAULTS, **settings.spark_conf}
+def configuration(settings: Settings, submitted: SparkConf) -> dict[str, Any]:
+    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out.
+
+    The extensions are those of SLUICE_SPARK_CONF together with those of spark-submit, which Delta tables need.
+    """
+    conf = {**DEFAULTS, **settings.spark_conf}
+    if own := settings.spark_conf.get(EXTENSIONS):
+        both = [*own.split(","), *(submitted.get(EXTENSIONS) or "").split(",")]
+        conf[EXTENSIONS] = ",".join(filter(None, dict.fromkeys(both)))
+    return conf
 
 
 def _use_no_pandas() -> None:

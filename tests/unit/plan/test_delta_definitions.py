@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -238,11 +237,10 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
     with submission(configuration, {}, "spark://host:7077", ["shops"]) as without:
         assert without.jars == without.driver_class_path == ""
         assert "io.delta" not in json.dumps(dict(without.conf))
-    own = replace(configuration, spark_conf={"spark.sql.extensions": "org.example.Own"})
-    with submission(own, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
+    with submission(configuration, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
         assert submitted.jars == f"{jars[0]},{jars[1]}"
         assert submitted.driver_class_path == f"{jars[0]}:{jars[1]}"
-        assert submitted.conf["spark.sql.extensions"] == "org.example.Own,io.delta.sql.DeltaSparkSessionExtension"
+        assert submitted.conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
         assert submitted.conf["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
     for jar in jars:
         jar.unlink()
