@@ -63,8 +63,11 @@ start, too: by default, it is a 64th of the host's memory, and the JVM fills it 
 Netty would start Java's Flight Recorder, which nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
-SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
+_SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
 """Spark settings for a session without Delta tables: tasks have compressed the rows of all shuffles already."""
+_LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
+"""Spark settings for a JVM that is driver and executor in one. By default, it stores a result of more than 1 MB as a
+block, and fetches the block from itself through a socket: 3 % of the time of ten million orders."""
 EXTENSIONS = "spark.sql.extensions"
 DELTA_CONF = {
     EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
@@ -276,7 +279,8 @@ def submission(
             conf={
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
                 **_heap(settings, master, delta=delta),
-                **(DELTA_CONF if delta else SHUFFLE_CONF),
+                **(DELTA_CONF if delta else _SHUFFLE_CONF),
+                **(_LOCAL_CONF if is_local(master) else {}),
             },
             is_first=archive.startswith(WRITE_OPTION),
             finished=folder / "finished",

@@ -32,7 +32,6 @@ DEFAULTS = {
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     # There is no limit, because with a limit Spark would compute the batch's size after
     # every row, which takes longer than writing the row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
@@ -71,6 +70,10 @@ INTERPRETED = {
 }
 """Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+_ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""The most rows that Spark hands to Python, or gets from Python, at once."""
+_RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
+"""The settings for rows that are records, and for rows that are row batches, each of which has thousands of rows."""
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
 FEW_RECORDS = 50_000
@@ -207,14 +210,20 @@ def _remember_classes(spark: SparkSession) -> None:
         setattr(jvm, name, getattr(jvm, name))
 
 
-def compile_for(spark: SparkSession, records: int) -> None:
-    """Let Spark compile later queries if they read many records, and interpret them otherwise.
+def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> None:
+    """Choose the settings for later queries that read so many records.
+
+    `computes_sql`: whether Spark computes expressions of each record, which it compiles if there are many records. If
+    not, Spark only carries row batches between tasks.
 
     Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
     """
+    chosen = INTERPRETED | _ROW_BATCHES
+    if computes_sql:
+        chosen = (INTERPRETED if records < FEW_RECORDS else COMPILED) | _RECORDS
     # `getConf` would copy all settings, each with calls of the JVM.
     configured = spark.sparkContext._conf
-    for name, value in (INTERPRETED if records < FEW_RECORDS else COMPILED).items():
+    for name, value in chosen.items():
         if not configured.contains(name):
             spark.conf.set(name, value)
 

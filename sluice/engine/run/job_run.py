@@ -42,7 +42,7 @@ from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
-from sluice.engine.session import Starting, compile_for, wait_for_session
+from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
 from sluice.errors import LeaseError, SettingsError, StateError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
@@ -261,6 +261,7 @@ class JobRun:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
         if self.steps is None:
             return self._read_all(loop) == "partitions"
+        prepare_for(loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS)
         stores = loop.query.frames.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
@@ -275,9 +276,9 @@ class JobRun:
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
-            # If tasks compute everything, there is nothing to compile for the records.
-            unread = linger.unread(ledger.positions(name)) if loop.query.frames.computes_sql else 0
-            compile_for(loop.query.spark, unread)
+            computes_sql = loop.query.frames.computes_sql
+            unread = linger.unread(ledger.positions(name)) if computes_sql else 0
+            prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()

@@ -16,13 +16,14 @@ from pyspark import SparkConf, SparkContext
 from pyspark.accumulators import _start_update_server
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.engine.session import FEW_RECORDS, INTERPRETED, compile_for, configuration, jvm_errors, let_jvm_end, stop
+from sluice.engine.session import FEW_RECORDS, INTERPRETED, configuration, jvm_errors, let_jvm_end, prepare_for, stop
 from sluice.errors import EngineError
 from sluice.settings import Settings
 from sluice.spark_submit import DELTA_CONF, EXTENSIONS
 
 FILES = "spark.sql.streaming.checkpointFileManagerClass"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
+ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("Error while sending."), ConnectionRefusedError(111, "refused")])
@@ -71,22 +72,29 @@ def test_a_session_stops_without_waiting_for_updates_of_accumulators(monkeypatch
     server.shutdown()
 
 
-def settings_after(records: int, configured: dict[str, str]) -> dict[str, str]:
+def settings_after(records: int, configured: dict[str, str], *, computes_sql: bool = True) -> dict[str, str]:
     """The session's settings after a run has learnt how many records are unread."""
     conf = dict(configured)
     of_submit = SimpleNamespace(_conf=SimpleNamespace(contains=configured.__contains__))
     spark: Any = SimpleNamespace(sparkContext=of_submit, conf=SimpleNamespace(set=conf.__setitem__))
-    compile_for(spark, records)
+    prepare_for(spark, computes_sql=computes_sql, records=records)
     return conf
 
 
 @pytest.mark.parametrize(("records", "compiled"), [(0, "false"), (FEW_RECORDS - 1, "false"), (FEW_RECORDS, "true")])
 def test_only_a_run_over_many_records_compiles(records: int, compiled: str) -> None:
     assert settings_after(records, {})[WHOLE_STAGE] == compiled
+    assert settings_after(records, {}, computes_sql=False)[WHOLE_STAGE] == "false"
+
+
+def test_spark_gets_thousands_of_records_at_once_but_few_row_batches() -> None:
+    assert settings_after(5, {})[ROWS_AT_ONCE] == "20000"
+    assert settings_after(5, {}, computes_sql=False)[ROWS_AT_ONCE] == "4"
 
 
 def test_a_setting_of_the_user_takes_precedence() -> None:
-    assert settings_after(5, {WHOLE_STAGE: "true"}) == INTERPRETED | {WHOLE_STAGE: "true"}
+    own = {WHOLE_STAGE: "true", ROWS_AT_ONCE: "7"}
+    assert settings_after(5, own) == settings_after(5, own, computes_sql=False) == INTERPRETED | own
 
 
 def test_checkpoints_are_renamed_without_other_programs() -> None:
