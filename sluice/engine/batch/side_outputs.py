@@ -65,6 +65,19 @@ class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     page: int = 0
     groups: tuple[int, ...] = ()
     """For changes: the groups, sinks and so on to which the rows of the page belong."""
+    size: int = 0
+    """For records and changes: their size in bytes before they were compressed."""
+
+
+class DataSize(NamedTuple):
+    """The size of records or rows, in bytes."""
+
+    plain: float
+    compressed: float
+    """The size of many of them compressed together, as tasks send them to the driver."""
+
+
+NOTHING = DataSize(0, 0)
 
 
 class SideOutput(NamedTuple):
@@ -114,7 +127,7 @@ class SideOutputs:
                 self.add_records(other, f"{part}+{topic}", table)
             return written.counts
         for page, rows in enumerate(_pages(records)):
-            self._add(Label(part, topic, page), pack_table(rows))
+            self._add(Label(part, topic, page, size=rows.nbytes), pack_table(rows))
         return {}
 
     def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
@@ -122,7 +135,8 @@ class SideOutputs:
         page = first_page
         for page, of_page in enumerate(_pages(rows), first_page + 1):
             groups = tuple(pc.unique(of_page.column("group_id")).to_pylist())
-            self._add(Label(f"{_CHANGES}{part}", page=page, groups=groups), pack_table(of_page))
+            label = Label(f"{_CHANGES}{part}", page=page, groups=groups, size=of_page.nbytes)
+            self._add(label, pack_table(of_page))
         return page
 
     def take(self) -> list[SideOutput]:
@@ -159,9 +173,13 @@ class Collected:
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes | pa.Buffer]] = {}
         self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
+        self.output_size = NOTHING
+        """The size of all records and changes."""
         # Shuffles deliver side outputs in any order. They are sorted, so that a
         # repeated batch writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
+            plain, compressed = self.output_size
+            self.output_size = DataSize(plain + label.size, compressed + (len(data) if label.size else 0))
             if label.topic:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):

@@ -20,7 +20,7 @@ import structlog
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.rejections import rejected_rows
-from sluice.engine.batch.side_outputs import Collected
+from sluice.engine.batch.side_outputs import NOTHING, Collected, DataSize
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
 from sluice.engine.publish.auditor import Auditor
@@ -130,6 +130,8 @@ class Publisher:
     """The counts of the last batch."""
     row_bytes: int = 0
     """The size of the last batch's rows (see `Collected.row_bytes`)."""
+    output_size: DataSize = NOTHING
+    """The size of the records and changes of the last batch that tasks sent to the driver."""
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _may_be_degraded: bool = True
@@ -189,7 +191,8 @@ class Publisher:
         # If the run ends after this line, the shards have a batch that the ledger lacks. The next
         # run repeats the batch with the same plan, which replaces the batch's rows.
         result = self._settle(state_rows, collected)
-        self.counts, self.row_bytes = result.counts, collected.row_bytes
+        self.counts = result.counts
+        self.row_bytes, self.output_size = collected.row_bytes, collected.output_size
         if result.is_empty and not self._plan.ends:
             return
         try:

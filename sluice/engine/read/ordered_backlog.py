@@ -40,8 +40,6 @@ class Stretch:
     timestamps: Integers
     complete: bool
     """Whether the backlog has no later records in this partition."""
-    size: int = 0
-    """The bytes of the records' keys and values."""
 
 
 class Timestamps(Protocol):

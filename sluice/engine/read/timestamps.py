@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
+import pyarrow as pa
 from confluent_kafka import KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
@@ -16,10 +18,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
+from sluice.engine.batch.side_outputs import DataSize
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
 from sluice.kafka.listed_offsets import list_offsets
-from sluice.kafka.range_reader import RangeReader
+from sluice.kafka.range_reader import RangeReader, Records
 from sluice.support.arrays import Times
 from sluice.values.record_places import Partition, Range
 
@@ -103,27 +106,40 @@ class KafkaTimestamps:
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
-        sizes = dict.fromkeys(starts, 0)
-        ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
-        for partition, messages, offsets in self.reader.read(ranges):
+        for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
-            sizes[partition] += sum(len(message.key() or b"") + len(message.value() or b"") for message in messages)
-            if len(read[partition]) >= count:
-                # While the client waits for another partition, it would go on with this one, up to its end.
-                self.reader.leave(partition)
-        self.reader.pause()
         stretches: dict[Partition, Stretch] = {}
         for partition, records in read.items():
             all_offsets, timestamps = np.array(records, np.int64).reshape(-1, 2).T
             is_complete = partition not in self.reader.unread
-            stretches[partition] = Stretch(all_offsets, timestamps, is_complete, sizes[partition])
+            stretches[partition] = Stretch(all_offsets, timestamps, is_complete)
         return stretches
 
-    def mean_size(self, starts: Offsets) -> float:
-        """The mean size of the records from the start offsets on, in bytes, estimated from the first of them."""
+    def mean_size(self, starts: Offsets) -> DataSize:
+        """The mean size of the records from the start offsets on, estimated from the first of each partition."""
         unread = {partition: offset for partition, offset in starts.items() if offset < self.ends[partition]}
-        total = 0.0
-        for partition, stretch in self.read(unread, _SIZES_READ).items():
-            share = (self.ends[partition] - unread[partition]) / max(len(stretch.offsets), 1)
-            total += stretch.size * share
-        return total / max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)
+        counts, sizes, compressed = Counter[Partition](), Counter[Partition](), Counter[Partition]()
+        for partition, messages, _ in self._records(unread, _SIZES_READ):
+            data = b"".join(part or b"" for message in messages for part in (message.key(), message.value()))
+            counts[partition] += len(messages)
+            sizes[partition] += len(data)
+            compressed[partition] += len(pa.compress(data, "lz4", asbytes=True))
+        size = compressed_size = 0.0
+        for partition, offset in unread.items():
+            share = (self.ends[partition] - offset) / max(counts[partition], 1)
+            size += sizes[partition] * share
+            compressed_size += compressed[partition] * share
+        count = max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)
+        return DataSize(size / count, compressed_size / count)
+
+    def _records(self, starts: Offsets, count: int) -> Iterator[Records]:
+        """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
+        counts = Counter[Partition]()
+        for records in self.reader.read(ranges):
+            yield records
+            counts[records.partition] += len(records.messages)
+            if counts[records.partition] >= count:
+                # While the client waits for another partition, it would go on with this one, up to its end.
+                self.reader.leave(records.partition)
+        self.reader.pause()

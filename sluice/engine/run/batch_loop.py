@@ -191,7 +191,7 @@ class BatchLoop:
                 started.close()
                 ahead = started.enter_context(closing(self._query(start)))
             ahead.finish(start)
-        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes)
+        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes, self.publisher.output_size)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 

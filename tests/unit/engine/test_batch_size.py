@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice import Pipeline
+from sluice.engine.batch.side_outputs import NOTHING, DataSize
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, ROW_BYTES, BatchSize
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def most_records(memory_mb: int, record_bytes: float) -> int:
     size = BatchSize(memory_mb)
-    size.expect(record_bytes, rows=1)
+    size.expect(DataSize(record_bytes, 0), rows=1)
     return size.most_records()
 
 
@@ -36,30 +37,30 @@ def test_the_rows_of_a_batch_fit_the_memory(record_bytes: int) -> None:
 
 def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
     size = BatchSize(4_000)
-    size.expect(1_000, rows=1)
+    size.expect(DataSize(1_000, 0), rows=1)
     assert not size.is_unknown
     expected = size.most_records()
-    size.measure(500_000, 500_000 * 10_950)
+    size.measure(500_000, 500_000 * 10_950, NOTHING)
     assert size.most_records() == pytest.approx(expected / 10, rel=0.02)
     # Windows that close make many rows of a few records.
-    size.measure(10, 10**9)
+    size.measure(10, 10**9, DataSize(10**9, 10**9))
     assert size.most_records() == pytest.approx(expected / 10, rel=0.02)
-    size.measure(500_000, 500)
+    size.measure(500_000, 500, NOTHING)
     assert size.most_records() == 2_000_000, "a task that adds records up holds few rows"
 
 
 def test_records_that_are_added_up_have_no_rows_but_each_may_be_the_first_of_its_key() -> None:
     size = BatchSize(1_500)
-    size.expect(2_000, rows=0)
+    size.expect(DataSize(100, 40), rows=0)
     assert size.most_records() == 1_000_000
     assert most_records(100_000, 10) == 1_200_000
 
 
 def test_later_batches_leave_memory_for_processes_that_have_grown() -> None:
     size = BatchSize(1_500)
-    size.expect(100, rows=1)
+    size.expect(DataSize(100, 0), rows=1)
     first = size.most_records()
-    size.measure(500_000, 500_000 * (100 + ROW_BYTES))
+    size.measure(500_000, 500_000 * (100 + ROW_BYTES), NOTHING)
     assert size.most_records() < 0.95 * first
 
 
@@ -67,10 +68,31 @@ def test_a_batch_always_has_some_records() -> None:
     assert most_records(1_200, 10_000_000) == FEW_RECORDS
 
 
+def test_the_output_of_a_batch_fits_the_memory() -> None:
+    """Each record may become an output record or a dead letter, however few rows it has."""
+    size = BatchSize(1_500)
+    size.expect(DataSize(10_000, 10_000), rows=0)
+    assert 5_000 < size.most_records() < 10_000
+    size.measure(9_000, 0, DataSize(9_000 * 10_000, 9_000 * 10_000))
+    assert 5_000 < size.most_records() < 10_000
+    size.measure(9_000, 0, DataSize(9_000 * 10_000, 9_000 * 100))
+    assert 20_000 < size.most_records() < 30_000, "the driver has them uncompressed"
+    size.measure(25_000, 0, DataSize(25_000 * 70, 25_000 * 25))
+    assert size.most_records() == 2_000_000, "small output records do not matter"
+
+
+def test_a_batch_of_large_records_is_measured_although_it_has_few() -> None:
+    size = BatchSize(1_500)
+    size.expect(DataSize(100_000, 100_000), rows=0)
+    assert size.most_records() < 1_000
+    size.measure(900, 0, DataSize(900 * 70, 900 * 25))
+    assert size.most_records() == 2_000_000
+
+
 def test_the_number_that_the_user_sets_takes_precedence() -> None:
     size = BatchSize(1_500, given=30)
     assert not size.is_unknown
-    size.measure(500_000, 10**12)
+    size.measure(500_000, 10**12, NOTHING)
     assert size.most_records() == 30
 
 
@@ -78,10 +100,10 @@ def test_the_number_that_the_user_sets_takes_precedence() -> None:
 def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches: int) -> None:
     """The sizes are those of rows in the benchmark of operators: with windows, with joins, and with foreign keys."""
     size = BatchSize(1_500)
-    size.expect(26, rows=1)
+    size.expect(DataSize(26, 0), rows=1)
     # A backlog aims at 85 % of the largest batch.
     assert 2_000_000 / (size.most_records() * 0.85) <= 2
-    size.measure(1_000_000, 1_000_000 * row_bytes)
+    size.measure(1_000_000, 1_000_000 * row_bytes, NOTHING)
     assert 600_000 < size.most_records() < 1_300_000
     assert 2_000_000 / size.most_records() <= most_batches
 
@@ -93,7 +115,7 @@ def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
     monkeypatch: pytest.MonkeyPatch, given: int | None, unread: int, expected: bool
 ) -> None:
     monkeypatch.setattr(batch_loop, "end_offsets", lambda *_: {("clicks", 0): unread + 7, ("shops", 0): 10**9})
-    records = SimpleNamespace(mean_size=lambda starts: 2_000.0 if starts == {("clicks", 0): 7} else 0)
+    records = SimpleNamespace(mean_size=lambda starts: DataSize(2_000, 500) if starts == {("clicks", 0): 7} else None)
     monkeypatch.setattr(KafkaTimestamps, "of", lambda *_: nullcontext(records))
     pipeline = Pipeline("sized", workers=1)
     pipeline.global_table("shops", value=str)
@@ -102,5 +124,5 @@ def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
     batch_loop.expect_size(size, plan(pipeline).job, {}, {"clicks": {"0": 7}, "shops": {"0": 0}})
     known = BatchSize(1_500, given)
     if expected:
-        known.expect(2_000, rows=1)
+        known.expect(DataSize(2_000, 500), rows=1)
     assert size == known
