@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
 import psutil
@@ -12,6 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from sluice.engine.batch.record_headers import headers_of
+from sluice.engine.batch.side_outputs import NOTHING
 from sluice.engine.read.kafka_records import RECORDS, read_ranges
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
@@ -166,6 +168,23 @@ def test_any_number_of_64_bits_can_be_a_timestamp(kafka: EmbeddedKafka) -> None:
         assert timestamps.latest() == last
     for offset, year in ((2, 1), (3, 9999)):
         assert timestamps_at({"bootstrap.servers": kafka.bootstrap}, {("times", 0): offset})["times", 0].year == year
+
+
+def test_the_size_of_records_is_known_from_the_first_of_each_partition(kafka: EmbeddedKafka) -> None:
+    kafka.create_topics({"sizes": 3})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    random = Random(7)
+    for _ in range(1_000):
+        producer.produce("sizes", random.randbytes(1_000), key=b"key", partition=0)
+    for _ in range(3_000):
+        producer.produce("sizes", b"x" * 200, partition=1)
+    assert producer.flush(20) == 0
+    ends = {("sizes", 0): 1_000, ("sizes", 1): 3_000, ("sizes", 2): 0}
+    with KafkaTimestamps.of({"bootstrap.servers": kafka.bootstrap}, ends) as records:
+        size = records.mean_size(dict.fromkeys(ends, 0))
+        assert size.plain == pytest.approx((1_000 * 1_003 + 3_000 * 200) / 4_000)
+        assert 250 < size.compressed < 260, "one byte in four is random"
+        assert records.mean_size(ends) == NOTHING
 
 
 def test_clients_leave_no_threads_and_files_behind(kafka: EmbeddedKafka) -> None:

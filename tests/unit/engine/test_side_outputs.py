@@ -18,7 +18,7 @@ from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
-from sluice.engine.batch.side_outputs import BatchStats, Collected, DirectOutput, SideOutputs, part_name
+from sluice.engine.batch.side_outputs import NOTHING, BatchStats, Collected, DirectOutput, SideOutputs, part_name
 
 
 def records(*keys: str) -> pa.Table:
@@ -57,6 +57,19 @@ def test_records_have_the_order_of_the_parts_and_of_their_pages(monkeypatch: pyt
     assert keys_of(outputs, "out") == [f"{part}.{row}" for part in (0, 2, 10) for row in range(5)]
     assert max(table.num_rows for table in outputs.records("out")) == 2
     assert [*outputs.records("other")] == [*outputs.records("another")] == []
+
+
+def test_the_size_of_the_output_is_known_before_it_is_read() -> None:
+    task = SideOutputs()
+    task.add_stats("part", BatchStats({"read": 5}))
+    assert collected(task).output_size == NOTHING
+    written = records(*(f"key {row % 3}" for row in range(20_000)))
+    changed = records("of 7").append_column("group_id", pa.array([7], pa.int32()))
+    task.add_records("out", "part", written)
+    task.add_changes("part", changed)
+    plain, compressed = collected(task).output_size
+    assert plain == written.nbytes + changed.nbytes
+    assert changed.nbytes < compressed < plain / 2
 
 
 def test_names_that_look_like_each_other_are_different() -> None:
