@@ -392,8 +392,13 @@ def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
         return {name: settings.spark_conf[name]}
     if os.environ.get("SPARK_DRIVER_MEMORY") or delta or not is_local(master):
         return {}
-    # Tasks read and process the records, so the JVM needs only a third of the memory. Spark refuses less than 450 MiB.
-    return {name: f"{max(_LEAST_HEAP_MB, settings.memory // 3)}m"}
+    return {name: f"{heap_mb(settings.memory)}m"}
+
+
+def heap_mb(memory_mb: int) -> int:
+    """The heap of a local JVM in MiB. Tasks read and process the records, so it gets only a third of the memory."""
+    # Spark refuses less than 450 MiB.
+    return max(_LEAST_HEAP_MB, memory_mb // 3)
 
 
 def delta_jars(settings: Settings) -> list[Path]:

@@ -159,9 +159,7 @@ def session(settings: Settings, name: str) -> SparkSession:
         find_java()
     _use_no_pandas()
     builder = SparkSession.builder.appName(name)
-    # Connects to the JVM, which has the settings of spark-submit.
-    SparkContext._ensure_initialized()
-    for key, value in configuration(settings, SparkConf()).items():
+    for key, value in configuration(settings, _submitted()).items():
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
@@ -174,6 +172,13 @@ def session(settings: Settings, name: str) -> SparkSession:
     spark.sparkContext.setLogLevel("WARN")
     _remember_classes(spark)
     return spark
+
+
+def _submitted() -> SparkConf:
+    """The settings of spark-submit. There are none if PySpark is to start the JVM, with the session's settings."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()
+    return SparkConf()
 
 
 def configuration(settings: Settings, submitted: SparkConf) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.engine.batch.side_outputs import DataSize
+from sluice.spark_submit import heap_mb
 
 FIXED_MB = 925
 """The memory of a run's processes without any rows: the JVM, the driver and two workers."""
@@ -22,6 +23,8 @@ _ROW_COPIES = 4
 _PLAIN_COPIES, _COMPRESSED_COPIES = 2, 4
 """The memory for each byte of the records and rows that the driver gets: plain in a task, in the driver and its Kafka
 client, and compressed in a task, in the driver, and several times in the JVM."""
+_HEAP_COPIES, _USED_HEAP_MB = 4, 160
+"""The part of the JVM's heap for each compressed byte, and the part without any results of tasks."""
 ROW_BYTES = 95
 """The bytes of a row besides those of its record's key and value."""
 FEW_RECORDS = 100
@@ -42,6 +45,8 @@ class BatchSize:
     """The number that the user has set; None if it follows from the memory."""
     _memory_per_record: float | None = None
     """The memory that the rows and the output of a record need, in bytes."""
+    _compressed_per_record: float = 0
+    """The bytes of a record's compressed output."""
     _is_measured: bool = False
     _first_records: int = _FIRST_RECORDS
 
@@ -57,6 +62,7 @@ class BatchSize:
         while they read.
         """
         self._memory_per_record = max((record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(record))
+        self._compressed_per_record = record.compressed
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
     def measure(self, records: int, row_bytes: int, output: DataSize) -> None:
@@ -64,6 +70,7 @@ class BatchSize:
         if records >= min(_ENOUGH_RECORDS, self.most_records() / 2):
             memory = max(row_bytes * _ROW_COPIES, _memory(output))
             self._memory_per_record, self._is_measured = memory / records, True
+            self._compressed_per_record = output.compressed / records
 
     def most_records(self) -> int:
         if self.given is not None:
@@ -74,7 +81,9 @@ class BatchSize:
         if self._is_measured:
             most, fixed_mb = _MOST_RECORDS, FIXED_MB + _GROWN_MB
         memory = (self.memory_mb - fixed_mb) * 1e6
-        return int(min(max(memory / max(self._memory_per_record, 1), FEW_RECORDS), most))
+        heap = (heap_mb(self.memory_mb) - _USED_HEAP_MB) * 1e6 / _HEAP_COPIES
+        fitting = min(memory / max(self._memory_per_record, 1), heap / max(self._compressed_per_record, 1))
+        return int(min(max(fitting, FEW_RECORDS), most))
 
 
 def _memory(output: DataSize) -> float:

@@ -13,6 +13,7 @@ from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, ROW_BYTES, BatchSize
 from sluice.plan import plan
+from sluice.spark_submit import heap_mb
 
 pytestmark = pytest.mark.unit
 
@@ -79,6 +80,14 @@ def test_the_output_of_a_batch_fits_the_memory() -> None:
     assert 20_000 < size.most_records() < 30_000, "the driver has them uncompressed"
     size.measure(25_000, 0, DataSize(25_000 * 70, 25_000 * 25))
     assert size.most_records() == 2_000_000, "small output records do not matter"
+
+
+@pytest.mark.parametrize("memory_mb", [1_500, 4_000, 16_000])
+def test_the_compressed_output_of_a_batch_fits_the_heap_of_the_jvm(memory_mb: int) -> None:
+    size = BatchSize(memory_mb)
+    size.expect(DataSize(10_000, 10_000), rows=0)
+    size.measure(50_000, 0, DataSize(50_000 * 10_000, 50_000 * 10_000))
+    assert size.most_records() * 10_000 / 1e6 < heap_mb(memory_mb) / 4
 
 
 def test_a_batch_of_large_records_is_measured_although_it_has_few() -> None:
