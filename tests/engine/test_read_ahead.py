@@ -144,7 +144,7 @@ def test_the_next_batch_is_read_while_the_shards_are_written(
 
 def test_the_rows_of_every_batch_are_measured(start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
-    monkeypatch.setattr(BatchSize, "measure", lambda _, records, row_bytes: measured.append(records))
+    monkeypatch.setattr(BatchSize, "measure", lambda _, records, row_bytes, output: measured.append(records))
     running = start(counted(seen))
     running.send("clicks", *(click(number) for number in range(4)))
     running.run(max_records=3)
