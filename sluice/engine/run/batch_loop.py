@@ -21,7 +21,7 @@ from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.batch_query import BatchQuery
-from sluice.engine.run.batch_size import FEW_RECORDS, BatchSize
+from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.read_ahead import ReadAhead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
@@ -275,7 +275,7 @@ def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: 
 def _expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], begin: Offsets, ends: Offsets) -> None:
     starts = {part: begin[part] for part in _streams(job, begin)}
     unread = sum(ends[part] - start for part, start in starts.items())
-    if unread > FEW_RECORDS and size.is_unknown:
+    if unread > SAFE_RECORDS and size.is_unknown:
         with KafkaTimestamps.of(kafka, ends) as records:
             size.expect(records.mean_size(starts), _rows_per_record(job))
 

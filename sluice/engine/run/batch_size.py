@@ -27,7 +27,7 @@ _HEAP_COPIES, _USED_HEAP_MB = 4, 160
 """The part of the JVM's heap for each compressed byte, and the part without any results of tasks."""
 ROW_BYTES = 95
 """The bytes of a row besides those of its record's key and value."""
-FEW_RECORDS = 100
+SAFE_RECORDS = 100
 """So many records are not too many for any batch."""
 _UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
 _FIRST_TO_ADD_UP = 1_000_000
@@ -83,7 +83,7 @@ class BatchSize:
         memory = (self.memory_mb - fixed_mb) * 1e6
         heap = (heap_mb(self.memory_mb) - _USED_HEAP_MB) * 1e6 / _HEAP_COPIES
         fitting = min(memory / max(self._memory_per_record, 1), heap / max(self._compressed_per_record, 1))
-        return int(min(max(fitting, FEW_RECORDS), most))
+        return int(min(max(fitting, SAFE_RECORDS), most))
 
 
 def _memory(output: DataSize) -> float:

@@ -11,7 +11,7 @@ from sluice import Pipeline
 from sluice.engine.batch.side_outputs import NOTHING, DataSize
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
-from sluice.engine.run.batch_size import FEW_RECORDS, FIXED_MB, ROW_BYTES, BatchSize
+from sluice.engine.run.batch_size import FIXED_MB, ROW_BYTES, SAFE_RECORDS, BatchSize
 from sluice.plan import plan
 from sluice.spark_submit import heap_mb
 
@@ -66,7 +66,7 @@ def test_later_batches_leave_memory_for_processes_that_have_grown() -> None:
 
 
 def test_a_batch_always_has_some_records() -> None:
-    assert most_records(1_200, 10_000_000) == FEW_RECORDS
+    assert most_records(1_200, 10_000_000) == SAFE_RECORDS
 
 
 def test_the_output_of_a_batch_fits_the_memory() -> None:
@@ -118,7 +118,7 @@ def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches
 
 
 @pytest.mark.parametrize(
-    ("given", "unread", "expected"), [(None, FEW_RECORDS + 1, True), (None, FEW_RECORDS, False), (30, 10**9, False)]
+    ("given", "unread", "expected"), [(None, SAFE_RECORDS + 1, True), (None, SAFE_RECORDS, False), (30, 10**9, False)]
 )
 def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
     monkeypatch: pytest.MonkeyPatch, given: int | None, unread: int, expected: bool
