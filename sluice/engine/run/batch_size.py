@@ -56,12 +56,14 @@ class BatchSize:
         return self.given is None and self._memory_per_record is None
 
     def expect(self, record: DataSize, rows: int) -> None:
-        """Expect some rows for each record, and one record for an output or for the dead letters.
+        """Expect some rows for each record, and one record for an output.
 
         `record` is the mean size of a record's key and value. There are no rows of records if tasks add the records up
         while they read.
         """
-        self._memory_per_record = max((record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(record))
+        # Most outputs have a part of their record. Dead letters have all of it, but few records become dead letters.
+        output = DataSize(record.plain / 2, record.compressed)
+        self._memory_per_record = max((record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(output))
         self._compressed_per_record = record.compressed
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 

@@ -52,7 +52,7 @@ def test_the_next_batch_follows_from_the_rows_of_the_last() -> None:
 
 def test_records_that_are_added_up_have_no_rows_but_each_may_be_the_first_of_its_key() -> None:
     size = BatchSize(1_500)
-    size.expect(DataSize(100, 40), rows=0)
+    size.expect(DataSize(230, 80), rows=0)
     assert size.most_records() == 1_000_000
     assert most_records(100_000, 10) == 1_200_000
 
