@@ -175,7 +175,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def _submitted() -> SparkConf:
-    """The settings of spark-submit. There are none if PySpark is to start the JVM, with the session's settings."""
+    """The settings that spark-submit was given. None, if no JVM is running yet: PySpark then starts one itself."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         SparkContext._ensure_initialized()
     return SparkConf()
