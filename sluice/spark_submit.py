@@ -70,9 +70,9 @@ _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
 _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 """Spark settings for a JVM that is driver and executor in one. By default, it stores a result of more than 1 MB as a
 block, and fetches the block from itself through a socket: 3 % of the time of ten million orders."""
-EXTENSIONS = "spark.sql.extensions"
+_EXTENSIONS = "spark.sql.extensions"
 DELTA_CONF = {
-    EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
+    _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # A table's log is read in two tasks rather than 50, which take seconds on two cores.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -265,7 +265,11 @@ def submission(
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
         raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
-    jars = delta_jars(settings) if delta else []
+    jars, conf = [], _SHUFFLE_CONF
+    if delta:
+        jars, conf = delta_jars(settings), delta_conf(settings)
+        # The session gives SLUICE_SPARK_CONF precedence over spark-submit's settings.
+        settings = replace(settings, spark_conf={**settings.spark_conf, _EXTENSIONS: conf[_EXTENSIONS]})
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -281,7 +285,7 @@ def submission(
             conf={
                 "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
                 **_heap(settings, master, delta=delta),
-                **(DELTA_CONF if delta else _SHUFFLE_CONF),
+                **conf,
                 **(_LOCAL_CONF if is_local(master) else {}),
             },
             is_first=archive.startswith(WRITE_OPTION),
@@ -399,6 +403,13 @@ def heap_mb(memory_mb: int) -> int:
     """The heap of a local JVM in MiB. Tasks read and process the records, so it gets only a third of the memory."""
     # Spark refuses less than 450 MiB.
     return max(_LEAST_HEAP_MB, memory_mb // 3)
+
+
+def delta_conf(settings: Settings) -> dict[str, str]:
+    """The Spark settings for Delta tables. They keep the extensions that SLUICE_SPARK_CONF sets."""
+    own = settings.spark_conf.get(_EXTENSIONS, "").split(",")
+    extensions = dict.fromkeys([*own, DELTA_CONF[_EXTENSIONS]])
+    return {**DELTA_CONF, _EXTENSIONS: ",".join(filter(None, extensions))}
 
 
 def delta_jars(settings: Settings) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -22,7 +22,6 @@ from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
-from sluice.spark_submit import EXTENSIONS
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -159,7 +158,7 @@ def session(settings: Settings, name: str) -> SparkSession:
         find_java()
     _use_no_pandas()
     builder = SparkSession.builder.appName(name)
-    for key, value in configuration(settings, _submitted()).items():
+    for key, value in configuration(settings).items():
         builder = builder.config(key, value)
     with _settings_errors():
         spark = builder.getOrCreate()
@@ -174,23 +173,9 @@ def session(settings: Settings, name: str) -> SparkSession:
     return spark
 
 
-def _submitted() -> SparkConf:
-    """The settings that spark-submit was given. None, if no JVM is running yet: PySpark then starts one itself."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        SparkContext._ensure_initialized()
-    return SparkConf()
-
-
-def configuration(settings: Settings, submitted: SparkConf) -> dict[str, Any]:
-    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out.
-
-    The extensions are those of SLUICE_SPARK_CONF together with those of spark-submit, which Delta tables need.
-    """
-    conf = {**DEFAULTS, **settings.spark_conf}
-    if own := settings.spark_conf.get(EXTENSIONS):
-        both = [*own.split(","), *(submitted.get(EXTENSIONS) or "").split(",")]
-        conf[EXTENSIONS] = ",".join(filter(None, dict.fromkeys(both)))
-    return conf
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
+    return {**DEFAULTS, **settings.spark_conf}
 
 
 def _use_no_pandas() -> None:

@@ -1,8 +1,8 @@
 """The number of records in a batch, which follows from the memory that a run may use.
 
-The tasks hold the rows of a batch in memory. How large the rows of a record are depends on the record, and on the steps
-that make rows from it. Therefore, the size of each batch follows from the rows of an earlier batch. The first batch of
-a run has a moderate number of records, or fewer if the first unread records are large.
+The tasks hold the rows of a batch in memory, and the tasks, the JVM and the driver its output. How large both are for a
+record depends on the record, and on the steps. Therefore, the size of each batch follows from an earlier batch. The
+first batch of a run has a moderate number of records, or fewer if the first unread records are large.
 
 A repeated batch keeps its size, because the plan of the batch is in the ledger.
 """

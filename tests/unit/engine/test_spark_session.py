@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.accumulators import _start_update_server
 
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.session import FEW_RECORDS, INTERPRETED, configuration, jvm_errors, let_jvm_end, prepare_for, stop
 from sluice.errors import EngineError
 from sluice.settings import Settings
-from sluice.spark_submit import DELTA_CONF, EXTENSIONS
 
 FILES = "spark.sql.streaming.checkpointFileManagerClass"
 WHOLE_STAGE = "spark.sql.codegen.wholeStage"
@@ -98,22 +97,5 @@ def test_a_setting_of_the_user_takes_precedence() -> None:
 
 
 def test_checkpoints_are_renamed_without_other_programs() -> None:
-    submitted = SparkConf(loadDefaults=False).set(FILES, "of spark-submit")
-    assert "FileSystemBased" in configuration(Settings.read({}), submitted)[FILES]
-    assert configuration(settings_with({FILES: "mine"}), submitted)[FILES] == "mine"
-
-
-def test_a_session_has_the_extensions_of_the_user_and_of_delta() -> None:
-    submitted = SparkConf(loadDefaults=False)
-    own = settings_with({EXTENSIONS: "org.example.Own"})
-    assert EXTENSIONS not in configuration(Settings.read({}), submitted)
-    assert configuration(own, submitted)[EXTENSIONS] == "org.example.Own"
-    submitted.setAll([*DELTA_CONF.items()])
-    assert EXTENSIONS not in configuration(Settings.read({}), submitted)
-    assert configuration(own, submitted)[EXTENSIONS] == f"org.example.Own,{DELTA_CONF[EXTENSIONS]}"
-    both = settings_with({EXTENSIONS: f"{DELTA_CONF[EXTENSIONS]},org.example.Own"})
-    assert configuration(both, submitted)[EXTENSIONS] == f"{DELTA_CONF[EXTENSIONS]},org.example.Own"
-
-
-def settings_with(spark_conf: dict[str, str]) -> Settings:
-    return Settings.read({"SLUICE_SPARK_CONF": json.dumps(spark_conf)})
+    assert "FileSystemBased" in configuration(Settings.read({}))[FILES]
+    assert configuration(Settings.read({"SLUICE_SPARK_CONF": json.dumps({FILES: "mine"})}))[FILES] == "mine"

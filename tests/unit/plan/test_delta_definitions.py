@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -233,15 +234,26 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
     jars[0].parent.mkdir(parents=True)
     for jar in jars:
         jar.touch()
-    configuration = Settings.read({"SLUICE_HOME": str(tmp_path)})
+    configuration, delta = Settings.read({"SLUICE_HOME": str(tmp_path)}), "io.delta.sql.DeltaSparkSessionExtension"
     with submission(configuration, {}, "spark://host:7077", ["shops"]) as without:
         assert without.jars == without.driver_class_path == ""
         assert "io.delta" not in json.dumps(dict(without.conf))
-    with submission(configuration, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
+    own = replace(configuration, spark_conf={"spark.sql.extensions": "org.example.Own"})
+    with submission(own, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
         assert submitted.jars == f"{jars[0]},{jars[1]}"
         assert submitted.driver_class_path == f"{jars[0]}:{jars[1]}"
-        assert submitted.conf["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
+        assert submitted.conf["spark.sql.extensions"] == "org.example.Own,io.delta.sql.DeltaSparkSessionExtension"
+        # The driver's session takes the extensions from SLUICE_SPARK_CONF, which it prefers to spark-submit's settings.
+        of_session = Settings.read(submitted.environment).spark_conf
+        assert of_session["spark.sql.extensions"] == submitted.conf["spark.sql.extensions"]
         assert submitted.conf["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    both = replace(configuration, spark_conf={"spark.sql.extensions": f"{delta},org.example.Own"})
+    with submission(both, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
+        assert submitted.conf["spark.sql.extensions"] == f"{delta},org.example.Own"
+    with submission(configuration, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
+        assert submitted.conf["spark.sql.extensions"] == delta
+    with submission(own, {}, "spark://host:7077", ["shops"]) as without:
+        assert Settings.read(without.environment).spark_conf["spark.sql.extensions"] == "org.example.Own"
     for jar in jars:
         jar.unlink()
     with (
