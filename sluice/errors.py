@@ -217,6 +217,31 @@ class ServerHangs(StateError):
     next_step = "End its process on its host and start it again, or promote its standbys: sluice standby promote."
 
 
+class WentBack(StateError):
+    """The ledger has lost its newest commits, for example in a fail-over to a replica that lagged."""
+
+    status = 409
+    title = "The ledger went back"
+
+    @classmethod
+    def of(cls, pipeline: str, published: str, newest: str | None) -> Self:
+        """Return the error for a ledger that has lost a snapshot, from the ids of this snapshot and of its newest."""
+        end = "has no snapshot" if newest is None else f"ends at snapshot {newest}"
+        return cls(
+            f"The ledger {end} of {pipeline}, but {published} was published. It has lost its newest commits, for "
+            "example in a fail-over to a replica that lagged, or was restored from a backup.",
+            next_step=recovery_advice(pipeline),
+        )
+
+
+def recovery_advice(pipeline: str) -> str:
+    """Return the next step for a pipeline whose ledger is older than its output or its shards."""
+    return (
+        f"See what can be recovered: sluice recover {pipeline} --dry-run. Without --dry-run, the command then "
+        "brings the ledger up to date."
+    )
+
+
 class DamagedState(StateError):
     """Published state is missing or altered.
 

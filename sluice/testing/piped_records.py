@@ -13,11 +13,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 
+from sluice.engine.read.source_identity import Positions
 from sluice.sinks.target import BatchId, Column, Published, Rows
+from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
+from sluice.values.record_places import Partition
 from sluice.values.stored_values import plain_model
 
 HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
@@ -124,5 +127,8 @@ class UncontestedLease:
     def check(self) -> None:
         pass
 
-    def check_identity(self) -> None:
+    def check_batch(self, read: Sequence[SourceAudit]) -> None:
+        pass
+
+    def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         pass

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
-import pytest
 
-from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
@@ -23,68 +19,11 @@ from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.sinks.postgres_sink import PostgresTables
 from sluice.state.ledger.placement import Placement
-from sluice.state.ledger.plans import Plans
-from sluice.state.ledger.snapshots import Snapshots
 from tests.chaos.episode import Episode
+from tests.support.interruptions import POINTS, Crash, Point, crash, interrupted
 
-
-class Crash(Exception):
-    """Stands for the death of the driver."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A call of the product before or after which the driver dies."""
-
-    where: type
-    method: str
-    after: bool = False
-
-
-POINTS = {
-    "before the shards": Point(Publisher, "_write_shards"),
-    "after the shards": Point(Publisher, "_write_shards", after=True),
-    "after the tables": Point(PostgresTables, "write", after=True),
-    "before the output": Point(TransactionalOutput, "send"),
-    "after the output": Point(TransactionalOutput, "send", after=True),
-    "before the ledger": Point(Snapshots, "publish"),
-    "after the ledger": Point(Snapshots, "publish", after=True),
-    "before Spark's commit": Point(Publisher, "__call__", after=True),
-    "before the query": Point(JobQuery, "start_batch"),
-    "before the plan": Point(Plans, "add"),
-    "after the plan": Point(Plans, "add", after=True),
-}
-
-
-@contextmanager
-def interrupted(point: Point, interruption: Callable[[], None], nth: int = 1) -> Iterator[None]:
-    """Call `interruption` at the nth time that the product passes a point."""
-    passed = 0
-    original = getattr(point.where, point.method)
-
-    def reached() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == nth:
-            interruption()
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        if not point.after:
-            reached()
-        result = original(*arguments, **named)
-        if point.after:
-            reached()
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(point.where, point.method, call)
-        yield
-
-
-def crash() -> None:
-    raise Crash("the driver dies here")
+__all__ = ["POINTS", "Crash", "Point", "crash", "interrupted"]
 
 
 def attempt(episode: Episode, *expected: type[BaseException], **how: Any) -> str:

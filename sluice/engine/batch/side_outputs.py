@@ -31,6 +31,17 @@ _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
+class LastRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The last record that a task has read from its partition."""
+
+    offset: int
+    fingerprint: str
+    leader_epoch: int = -1
+    """The leader epoch of this record; -1 if it is unknown."""
+    first_leader_epoch: int = -1
+    """The leader epoch of the first record that the task has read."""
+
+
 class BatchStats(msgspec.Struct):
     """Counts of records and stream times: of a task, of the driver, or of the whole batch."""
 
@@ -38,8 +49,8 @@ class BatchStats(msgspec.Struct):
     stream_times: dict[str, int] = {}
     partition: str = ""
     """For a task with rows of one partition: `TOPIC-PARTITION`."""
-    last: tuple[int, str] | None = None
-    """For a task that reads one partition: the offset and the fingerprint of its last record."""
+    last: LastRecord | None = None
+    """For a task that reads one partition: its last record."""
     by_partition: dict[str, dict[str, int]] = {}
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
     row_bytes: dict[str, int] = {}
@@ -224,9 +235,9 @@ class Collected:
         return totals
 
     @property
-    def last_records(self) -> dict[tuple[str, int], tuple[int, str]]:
-        """Topic and partition → the offset and the fingerprint of the last record that was read."""
-        last: dict[tuple[str, int], tuple[int, str]] = {}
+    def last_records(self) -> dict[tuple[str, int], LastRecord]:
+        """Topic and partition → the last record that was read."""
+        last: dict[tuple[str, int], LastRecord] = {}
         for stats in self._stats:
             if stats.last is not None:
                 topic, _, partition = stats.partition.rpartition("-")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
-from sluice.errors import DamagedState, EngineError
+from sluice.errors import DamagedState, EngineError, recovery_advice
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
@@ -20,6 +21,8 @@ from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
 from sluice.state.shard.shard import Checksums, Shard
 from sluice.values.sink_tables import connection_variable
+
+_UNKNOWN: Mapping[str, Checksums] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,33 @@ class Storage:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
         return worker_shard(worker, self.locations[worker])
 
-    def checksums(self, batch: int) -> dict[str, Checksums]:
-        """Worker's number as text → its shard's checksums as of a batch."""
-        checksums = {}
-        for worker in range(len(self.locations)):
+    def checksums(self, batch: int, before: Mapping[str, Checksums] = _UNKNOWN) -> dict[str, Checksums]:
+        """Return the checksums of each worker's shard as of a written batch, by the worker's number as text.
+
+        `before` are the checksums that were published for the batch before, if they are known.
+        Raises DamagedState if a shard has others: it has lost commits since, so this batch was
+        computed from older state.
+        """
+        checksums: dict[str, Checksums] = {}
+        lost: dict[int, tuple[str, str]] = {}
+        for worker, address in enumerate(self.locations):
             with self.shard(worker) as shard:
                 checksums[str(worker)] = shard.checksums(batch)
+                published = before.get(str(worker))
+                difference = "" if published is None else shard.checksums(batch - 1).difference(published)
+            if difference:
+                lost[worker] = address, f"It has lost commits: {difference}"
+        if lost:
+            raise damaged_state(lost)
         return checksums
+
+    def newest_epoch(self) -> int:
+        """Return the highest epoch under which a shard was written."""
+        epochs: list[int] = []
+        for worker in range(len(self.locations)):
+            with self.shard(worker) as shard:
+                epochs.append(shard.journal().epoch)
+        return max(epochs)
 
     def forget_failures(self, batch: int, epoch: int) -> None:
         """Remove the recorded failures of a batch's calls, because the batch was not published."""
@@ -89,8 +112,7 @@ class Storage:
                 f"Batch {written.number} of {name} has written its output, but the ledger does not "
                 f"have this batch: the newest one that it has published is {newest}. The ledger is "
                 "older than the output.",
-                next_step="Restore the newest ledger and shards. Or rebuild the state from the "
-                f"topics, which does not write that output again: sluice rebuild {name}.",
+                next_step=recovery_advice(name),
             )
         if published is None:
             for address in self.locations:

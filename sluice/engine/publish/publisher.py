@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -33,15 +33,16 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import RecordsRejected, SluiceError
+from sluice.errors import DamagedState, RecordsRejected, SluiceError
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
-from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import Snapshot
+from sluice.values.record_places import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,8 +68,11 @@ class HeldLease(Protocol):
 class IdentityCheck(Protocol):
     """The identity of the source topics, or a test driver's stand-in."""
 
-    def check_identity(self) -> None:
-        """Raise EngineError if a topic was deleted or created again since the run began."""
+    def check_batch(self, read: Sequence[SourceAudit]) -> None:
+        """Raise EngineError if a topic no longer has the records before those that a batch has read."""
+
+    def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
+        """Raise EngineError if a partition ends before the offset up to which it was read."""
 
 
 @dataclass
@@ -122,8 +126,8 @@ class Publisher:
     destinations: Destinations | None
     """None for a rebuild, which writes no output, because an earlier generation has already written it."""
     auditor: Auditor | None = None
-    published: InitVar[int | None] = None
-    """The last published batch; None before the first."""
+    newest: Snapshot | None = None
+    """The newest published snapshot; None before the first."""
     read: int = 0
     """Number of records read so far."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -142,7 +146,8 @@ class Publisher:
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self, published: int | None) -> None:
+    def __post_init__(self) -> None:
+        published = None if self.newest is None else self.newest.batch
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
     def begin(self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True) -> Mapping[str, int]:
@@ -206,10 +211,10 @@ class Publisher:
         # a new partition. Such a batch is published so that the ledger has the new positions.
         if not result.is_empty:
             self._expire_windows(result.stream_times)
-        audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
-        # A topic that was deleted and created again during the batch has other records at the same
-        # offsets. Such a batch must not be published.
-        self.identity.check_identity()
+        audit = self._audit(collected)
+        # A topic that was deleted and created again, or a partition that was cut off, has other
+        # records at the same offsets. Such a batch must not be published.
+        self.identity.check_batch(() if audit is None else audit.sources)
         phases.end("audit")
         metadata = self._metadata(result)
         written = self._write_output(metadata, result, dead_letters)
@@ -274,6 +279,17 @@ class Publisher:
         require_few_failures(self._job, result.counts, dead_letters)
         return dead_letters
 
+    def _audit(self, collected: Collected) -> Audit | None:
+        """Audit the batch; None without an auditor. Quarantines shards that have lost commits."""
+        if self.auditor is None:
+            return None
+        try:
+            return self.auditor.audit(self._plan, self._before, collected)
+        except DamagedState as damaged:
+            for worker in damaged.workers:
+                self.ledger.quarantine.add(self.storage.ref, worker, damaged.detail)
+            raise
+
     def _expire_windows(self, stream_times: Mapping[str, int]) -> None:
         idle_timeout_ms = self._job.pipeline.idle_timeout_ms
         times = StreamTimes(stream_times, self.partitions, self._plan.begun, idle_timeout_ms)
@@ -319,6 +335,9 @@ class Publisher:
             # The audit's balance was checked before the output was written.
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
+        self.newest = snapshot
+        if self.auditor is not None:
+            self.auditor.newest = audit
         self._ready_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
         message = "batch published" if is_new else "batch was published already"

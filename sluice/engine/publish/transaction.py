@@ -32,7 +32,7 @@ from sluice.engine.batch.job_topics import (
     topic_limits,
 )
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import BatchDiffers, EngineError, sentence
+from sluice.errors import BatchDiffers, EngineError, WentBack, recovery_advice, sentence
 from sluice.kafka.brokers import ANY_SIZE, producer_of
 from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.topics import as_bytes, watermark_offsets
@@ -158,10 +158,8 @@ class TransactionalOutput:
             raise EngineError(
                 f"Generation {last} of {name} has written output, up to batch "
                 f"{self.markers[last].batch.number}, but generation {generation} is current in the "
-                "ledger, which was restored from an older backup.",
-                next_step="Rebuild the state from the topics, which does not write that output "
-                f"again: sluice rebuild {name}. If this ledger is new on purpose, give the "
-                "pipeline another name.",
+                "ledger: the ledger was lost, or restored from an older backup.",
+                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the pipeline another name.",
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
@@ -208,8 +206,10 @@ class TransactionalOutput:
 
         Returns the number of records per topic. A retried batch does not write its records again, except to topics that
         were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
-        differ from the records that were written.
+        differ from the records that were written. Raises WentBack if this or a later batch was written with other
+        records, because the ledger no longer knows it.
         """
+        self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
         written: Mapping[str, int] = {} if marker is None else marker.outputs
         checksums: Counter[str] = Counter()
@@ -219,7 +219,7 @@ class TransactionalOutput:
         counts = dict(written)
         begun = False
         with kafka_errors("Writing the output", self._kafka), self._rejections_raised():
-            if batch.number > self.last_batch:
+            if marker is None:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
                 begun = self._begin_transaction()
@@ -230,7 +230,7 @@ class TransactionalOutput:
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 # A batch that was written before gets a transaction only for topics that were added
                 # to the pipeline after it was written.
-                if batch.number >= self.last_batch and table.num_rows:
+                if table.num_rows:
                     begun = begun or self._begin_transaction()
                     checksums[topic] += _produce(self._producer, topic, table)
             if begun:
@@ -243,6 +243,14 @@ class TransactionalOutput:
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
         return counts
+
+    def _require_next(self, batch: Batch) -> None:
+        """Raise WentBack unless the batch is the last written one, or comes after it."""
+        last = self.last
+        if last is None or batch.number > last.number or (batch.number, batch.begun) == (last.number, last.begun):
+            return
+        ref = self._writer.ref
+        raise WentBack.of(ref.pipeline, f"{ref.generation}.{last.number}", f"{ref.generation}.{batch.number - 1}")
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
         """Raise BatchDiffers if a retried batch has other records than those that were written before.

@@ -56,7 +56,7 @@ class BatchLoop:
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
-        return positions_after(self.ledger.snapshots.newest(self.query.storage.ref), self.firsts)
+        return positions_after(self.publisher.newest, self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
@@ -66,6 +66,7 @@ class BatchLoop:
         """
         now = int(time.time() * 1000)
         topic_ends = end_offsets(kafka, _offsets(self.positions))
+        self.publisher.identity.require_reached(self.positions, topic_ends)
         # The output of an interrupted batch may be written already, so the next
         # batch must have the same records.
         self._repeat_interrupted()
@@ -150,7 +151,7 @@ class BatchLoop:
 
     @property
     def _next_number(self) -> int:
-        newest = self.ledger.snapshots.newest(self.query.storage.ref)
+        newest = self.publisher.newest
         return 0 if newest is None else newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
@@ -176,7 +177,8 @@ class BatchLoop:
     def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
         """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
 
-        Raises LeaseError, before anything of the batch is written, if this driver has lost its lease.
+        Raises LeaseError, before anything of the batch is written, if this driver has lost its lease, and WentBack if
+        the ledger has lost the batch before.
         """
         with ExitStack() as started:
             if ahead is not None:
@@ -217,7 +219,7 @@ class BatchLoop:
           share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
-        snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
+        snapshot = self.publisher.newest
         published = _offsets(self.firsts if snapshot is None else snapshot.positions)
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):

@@ -43,12 +43,13 @@ from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
-from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.errors import LeaseError, SettingsError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
 from sluice.state.ledger.failures import FAILED_KINDS
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
@@ -84,7 +85,11 @@ class JobRun:
             storage = Storage.of(self.job, lease.ref.generation, self.settings)
             read, news = 0, True
             while news:
-                count, news = self._run(ledger, lease, storage)
+                try:
+                    count, news = self._run(ledger, lease, storage)
+                except _OutrankedError as outranked:
+                    lease.outrank(outranked.epoch)
+                    continue
                 read += count
             # A rebuild's generation has no standbys: readers do not see it yet.
             if self.steps is None:
@@ -230,12 +235,7 @@ class JobRun:
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
-            with _older_ledger(lease):
-                storage.prepare(
-                    ledger,
-                    None if transaction is None else transaction.last,
-                    lease.epoch,
-                )
+            self._prepare(ledger, lease, storage, None if transaction is None else transaction.last)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
             destinations = None if output is None else self._destinations(ledger, setup, output)
@@ -249,13 +249,25 @@ class JobRun:
                 identity=setup.identity,
                 partitions=query.partitions,
                 destinations=destinations,
-                auditor=Auditor(storage, self.settings.run, lease.epoch),
-                published=None if setup.newest is None else setup.newest.batch,
+                auditor=Auditor(storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)),
+                newest=setup.newest,
             )
             with query_errors(publisher, storage, lease):
                 loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size)
                 has_new_partitions = self._run_batches(loop)
         return publisher.read, has_new_partitions
+
+    def _prepare(self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None) -> None:
+        """Prepare the shards, and fence off earlier drivers from them. `written`: see `Storage.prepare`.
+
+        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may have lost the
+        newest commits. It has lost no published batch, because `Storage.prepare` has compared it with the markers.
+        """
+        try:
+            storage.prepare(ledger, written, lease.epoch)
+        except LeaseError:
+            lease.require_in_ledger()  # raises the error of a driver that has lost its lease
+            raise _OutrankedError(storage.newest_epoch()) from None
 
     def _run_batches(self, loop: BatchLoop) -> bool:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
@@ -393,10 +405,12 @@ def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
     """The last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    audit = ledger.audits.newest(snapshot.ref)
     return Published(
         BatchId(snapshot.generation, snapshot.batch, begun),
         snapshot.outputs,
         snapshot.positions,
+        is_written=audit is not None and audit.is_written,
     )
 
 
@@ -428,17 +442,9 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
             spark.addPyFile(uri)
 
 
-@contextmanager
-def _older_ledger(lease: Lease) -> Iterator[None]:
-    """Raise StateError if a shard refuses this driver, although it holds the lease."""
-    try:
-        yield
-    except LeaseError:
-        lease.require_in_ledger()  # raises the error of a driver that has lost its lease
-        name = lease.ref.pipeline
-        raise StateError(
-            f"A shard of {name} was written under a newer lease than this driver's, the newest in "
-            "the ledger: the ledger is older than the shards.",
-            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or "
-            f"rebuild the state from the topics: sluice rebuild {name}.",
-        ) from None
+class _OutrankedError(Exception):
+    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch

@@ -301,6 +301,13 @@ SOURCES = Table(
         server_default="",
         comment="a hash of the last record read",
     ),
+    Column(
+        "leader_epoch",
+        Integer,
+        nullable=False,
+        server_default="-1",
+        comment="Kafka's leader epoch of the last record read, or -1",
+    ),
 )
 
 NOTES = Table(
