@@ -296,7 +296,7 @@ def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
     while len(found) < len(messages):
         try:
             for headers in headers_of_messages:
-                found.append(_pairs(headers) if headers else _NO_HEADERS)  # noqa: PERF401  (goes on after an error)
+                found.append(_pairs(headers) if headers else _NO_HEADERS)
         except _NAME_IS_NOT_UTF_8:
             found.append(HEADERS_UNREADABLE)
     return found

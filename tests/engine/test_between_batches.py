@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from sqlalchemy import update
 
-from sluice import Pipeline
+from sluice import Pipeline, tumbling
 from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.driver_lease import Patience
 from sluice.errors import DamagedState, EngineError, LeaseError, WentBack
@@ -148,6 +149,37 @@ def test_a_driver_whose_lease_the_ledger_has_lost_replaces_nothing(started: Runn
     started.send("in", *numbered(18, 20))
     assert started.run() == 2
     assert started.store("totals") == totals(20)
+
+
+def closing_windows(names: Names) -> Pipeline:
+    made = Pipeline(names.prefix, workers=1, advance_when_idle="1 second")
+    windows = (
+        made.stream(names("in"), value=Amount).group_by_key().windowed_by(tumbling("10 seconds", grace="0 seconds"))
+    )
+    windows.count(store="windows").suppress_until_window_closes().to(names("out"))
+    return made
+
+
+@pytest.mark.fault("F54", "the driver's clock is an hour ahead, right again, and a day behind")
+def test_no_valid_record_is_late_or_of_the_future_if_the_driver_s_clock_is_wrong(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = start(closing_windows)
+    right = time.time
+    running.send("in", *numbered(0, 6))
+    assert running.run() == 6
+    for seconds in (3_500, 0, -86_400):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: right() + seconds)
+        assert running.run() == 0
+        running.send("in", *numbered(6, 12))
+        assert running.run() == 6
+    assert running.counts("applied") == running.counts("read") == 24
+    printed = capsys.readouterr().out
+    assert "3,500.0 s ahead of that of the broker" in printed
+    assert "86,400.0 s behind that of the broker" in printed
+    with running.ledger() as ledger:
+        (failure,) = [each for each in ledger.failures.of(running.pipeline.name) if each.kind == "clock"]
+    assert "86,400.0 s behind that of the broker" in failure.detail
 
 
 def test_a_new_leader_alone_is_no_incident(started: Running) -> None:

@@ -33,6 +33,7 @@ from sluice.engine.batch.job_topics import (
 )
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import BatchDiffers, EngineError, WentBack, recovery_advice, sentence
+from sluice.kafka.broker_clock import STAMPED_BY_BROKER
 from sluice.kafka.brokers import ANY_SIZE, producer_of
 from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.topics import as_bytes, watermark_offsets
@@ -61,6 +62,10 @@ _DEAD_LETTER_HEADERS = 1 << 20
 _CHUNK = 2_000
 """How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
+
+
+MARKER_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact", **STAMPED_BY_BROKER}
+"""The settings of a topic of markers. The broker's timestamps show the broker's clock."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +307,7 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
     Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
     """
     markers = writer.markers
-    ensure_topics(kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
+    ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
     with TransactionalOutput(kafka, writer, topic_limits(kafka, [markers])) as output:
         return output
 

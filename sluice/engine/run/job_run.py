@@ -23,12 +23,13 @@ from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
-from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.publish.transaction import MARKER_SETTINGS, TransactionalOutput, Writer, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop, expect_size, positions_after
 from sluice.engine.run.batch_size import BatchSize
+from sluice.engine.run.clocks import Clocks, clocks_of_run
 from sluice.engine.run.compatibility import (
     changed_functions,
     changed_functions_warning,
@@ -164,10 +165,13 @@ class JobRun:
         writer = Writer(storage.ref, self.job.pipeline.markers)
         limits = self._make_topics(partitions, writer)
         output = self._output(writer, limits)
+        clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
         # The batches of a rebuild that has steps are given.
         if self.steps is None:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
+        # The first comparison takes some milliseconds, while the session is being started.
+        clocks.now()
         # The session was being started while Kafka and the ledger were read. It is needed from here
         # on.
         spark = wait_for_session(self.spark)
@@ -193,7 +197,14 @@ class JobRun:
             query,
             query.info,
             registered,
+            clocks,
         )
+
+    def _clocks(self, ledger: Ledger, writer: Writer) -> Clocks:
+        """Return the clocks of the run. The batches of a rebuild have the times at which they first ran."""
+        if self.steps is not None:
+            return Clocks({})
+        return clocks_of_run(self.settings.kafka, writer.markers, ledger, self.job.pipeline.name)
 
     def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
@@ -253,7 +264,7 @@ class JobRun:
                 newest=setup.newest,
             )
             with query_errors(publisher, storage, lease):
-                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size)
+                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks)
                 has_new_partitions = self._run_batches(loop)
         return publisher.read, has_new_partitions
 
@@ -284,7 +295,14 @@ class JobRun:
         kafka = self.settings.kafka
         ledger = loop.ledger
         lease = loop.lease
-        linger = Linger(kafka, self.job.topics_and_patterns, loop.partitions, self.linger_ms, lease.check)
+        linger = Linger(
+            kafka,
+            self.job.topics_and_patterns,
+            loop.partitions,
+            self.linger_ms,
+            lease.check,
+            loop.clocks,
+        )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
@@ -345,7 +363,7 @@ class JobRun:
         limits = topic_limits(kafka, (*self.job.outputs, *self.job.topics))
         settings = {
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
-            writer.markers: {"cleanup.policy": "compact"},
+            writer.markers: MARKER_SETTINGS,
         }
         # The topic of dead letters must accept dead letters of the largest records that other topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
@@ -384,6 +402,7 @@ class _Setup:
     """The generation as the pipeline describes it now."""
     registered: GenerationInfo | None
     """The generation as the last run has registered it; None before the first snapshot."""
+    clocks: Clocks
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sluice.engine.run.clocks import Clocks
 from sluice.kafka.brokers import broker_errors, quiet
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
@@ -36,6 +37,7 @@ class Linger:
     """How long to wait for new records."""
     check: Callable[[], None]
     """Raises LeaseError if this driver has lost its lease."""
+    clocks: Clocks
     pause_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class Linger:
                 return "partitions"
             if lag is not None and lag.readable:
                 return "records"
-            if next_timer is not None and time.time() * 1000 >= next_timer:
+            if next_timer is not None and self.clocks.earliest() >= next_timer:
                 return "timers"
             time.sleep(min(self.pause_s, left))
         return None
