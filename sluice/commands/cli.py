@@ -15,6 +15,7 @@
 | serve, move, import-state, workers | serve_commands |
 | standby | standby_commands |
 | backup, restore | backup_commands |
+| recover | recover_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -35,6 +36,7 @@ from sluice.commands import (
     pipeline_commands,
     produce_commands,
     query_commands,
+    recover_command,
     serve_commands,
     standby_commands,
     status_command,
@@ -73,6 +75,7 @@ for command in (
     pipeline_commands.run,
     pipeline_commands.rebuild,
     pipeline_commands.repartition,
+    recover_command.recover,
     pipeline_commands.audit,
 ):
     app.command()(command)

@@ -13,10 +13,12 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.read.source_identity import Positions
 from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
+from sluice.state.ledger.sources import SourcePartition
 from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
@@ -90,7 +92,7 @@ class OutputInMemory:
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows
@@ -127,8 +129,8 @@ class UncontestedLease:
     def check(self) -> None:
         pass
 
-    def check_batch(self, read: Sequence[SourceAudit]) -> None:
-        pass
+    def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
+        return ()
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         pass

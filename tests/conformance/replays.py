@@ -25,6 +25,7 @@ from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
 from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.state_types import StateTypes
@@ -69,7 +70,7 @@ class Written(UncontestedLease):
     def check(self) -> None:
         self.pass_by("before the state")
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
         written: Records = {}
         for topic, table in records:

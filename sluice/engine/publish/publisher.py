@@ -22,10 +22,11 @@ from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.rejections import rejected_rows
 from sluice.engine.batch.side_outputs import NOTHING, Collected, DataSize
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
+from sluice.engine.batch.stream_time import StreamTimes, times_of_operators
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
 from sluice.engine.publish.shard_writer import RowsOnSpark, StateRows
@@ -41,6 +42,7 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
+from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import Snapshot
 from sluice.values.record_places import Partition
 
@@ -68,8 +70,11 @@ class HeldLease(Protocol):
 class IdentityCheck(Protocol):
     """The identity of the source topics, or a test driver's stand-in."""
 
-    def check_batch(self, read: Sequence[SourceAudit]) -> None:
-        """Raise EngineError if a topic no longer has the records before those that a batch has read."""
+    def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
+        """Raise EngineError if a topic no longer has the records before those that a batch has read.
+
+        Returns all partitions that are read, with their last records up to this batch.
+        """
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         """Raise EngineError if a partition ends before the offset up to which it was read."""
@@ -214,10 +219,16 @@ class Publisher:
         audit = self._audit(collected)
         # A topic that was deleted and created again, or a partition that was cut off, has other
         # records at the same offsets. Such a batch must not be published.
-        self.identity.check_batch(() if audit is None else audit.sources)
+        sources = self.identity.check_batch(() if audit is None else audit.sources)
+        state = PublishedState(
+            result.stream_times,
+            tuple(sources),
+            {} if audit is None else audit.all_checksums,
+            self._due(result.stream_times),
+        )
         phases.end("audit")
         metadata = self._metadata(result)
-        written = self._write_output(metadata, result, dead_letters)
+        written = self._write_output(metadata, result, dead_letters, state)
         phases.end("output")
         snapshot = self._make_visible(metadata, result, written, audit, phases)
         self._note_rejections(snapshot, dead_letters)
@@ -300,6 +311,7 @@ class Publisher:
         metadata: Batch,
         result: BatchResult,
         dead_letters: list[pa.Table],
+        state: PublishedState,
     ) -> dict[str, int]:
         """Write the output. Returns the number of records per topic, including records that tasks have written."""
         written: dict[str, int] = {}
@@ -308,7 +320,7 @@ class Publisher:
             # written may have lost its lease meanwhile.
             self.lease.check()
             rejected = RejectedOutput()
-            written = self._writer.write(metadata, result.output, dead_letters, rejected)
+            written = self._writer.write(metadata, result.output, dead_letters, rejected, state)
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
                 # Tasks that write at least once have counted unwritten records, too, so the counts
@@ -385,21 +397,21 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        # A snapshot shows only the stream times of operators. The other times, such as when each
-        # partition last had a record, depend on where batches end.
-        names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
-        shown_times = {name: times[name] for name in names}
         return Snapshot(
             pipeline=self._job.pipeline.name,
             generation=self.storage.generation,
             batch=self._plan.number,
             published_at=datetime.now(UTC),
             positions=self._plan.ends,
-            stream_times=shown_times,
+            stream_times=times_of_operators(times),
             counts=counts,
             run=self.auditor.run if self.auditor else "",
-            due=IdleTime(self._job, times, self.partitions).next_batch,
+            due=self._due(times),
         )
+
+    def _due(self, times: Mapping[str, int]) -> int | None:
+        """Return when a batch without records next has something to do. `times` are the stream times before it."""
+        return IdleTime(self._job, times, self.partitions).next_batch
 
     @property
     def can_read_ahead(self) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from xxhash import xxh3_64_intdigest
 
 from sluice.engine.batch.job_topics import (
@@ -31,18 +31,25 @@ from sluice.engine.batch.job_topics import (
     next_step_for,
     topic_limits,
 )
+from sluice.engine.publish.markers import (
+    MARKER_SETTINGS,
+    NOTHING_PUBLISHED,
+    Marker,
+    MarkerTopic,
+    PublishedState,
+    Writer,
+    encode_registration,
+    merge_ends,
+    read_marker_topic,
+)
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import BatchDiffers, EngineError, WentBack, recovery_advice, sentence
-from sluice.kafka.broker_clock import STAMPED_BY_BROKER
 from sluice.kafka.brokers import ANY_SIZE, producer_of
-from sluice.kafka.range_reader import RangeReader
-from sluice.kafka.topics import as_bytes, watermark_offsets
 from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
-from sluice.state.model import GenerationRef
+from sluice.state.model import GenerationInfo
 from sluice.support.arrays import Indices
-from sluice.values.record_places import Range
 
 COMMIT_TIMEOUT_S = 120
 """After this time the run fails without knowing the transaction's outcome. The next run learns from
@@ -64,62 +71,6 @@ _CHUNK = 2_000
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
 
-MARKER_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact", **STAMPED_BY_BROKER}
-"""The settings of a topic of markers. The broker's timestamps show the broker's clock."""
-
-
-@dataclass(frozen=True)
-class Writer:
-    """A generation of a pipeline, which writes output to Kafka."""
-
-    ref: GenerationRef
-    markers: str
-    """The topic of the pipeline's markers."""
-
-    @property
-    def transactional_id(self) -> str:
-        """The transactional id. A pipeline's generations share it, so that a newer producer fences an older one."""
-        return f"sluice.{self.ref.pipeline}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.transactional_id}.{self.ref.generation}"
-
-    def generation_of(self, key: bytes | None) -> int | None:
-        """The generation whose marker has this key; None for a key of another pipeline."""
-        writer, _, generation = (key or b"").decode(errors="replace").rpartition(".")
-        return int(generation) if writer == self.transactional_id and generation.isdecimal() else None
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """A written batch, and its number of records per topic."""
-
-    batch: Batch
-    outputs: dict[str, int]
-    ends: dict[str, dict[str, int]] = {}
-    """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
-    checksums: dict[str, str] = {}
-    """Topic → the checksum of the batch's records without their headers, which may contain times
-    and offsets."""
-
-    def written_to(self, topic: str) -> Written:
-        """The number and the checksum of the records that the batch has written to a topic."""
-        return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
-
-    @property
-    def with_earlier(self) -> Batch:
-        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
-        return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
-
-
-def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
-    merged: dict[str, dict[str, int]] = {}
-    for topic in {*ends, *later}:
-        merged[topic] = {**ends.get(topic, {}), **later.get(topic, {})}
-    return merged
-
-
 class TransactionalOutput:
     """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
 
@@ -137,8 +88,15 @@ class TransactionalOutput:
             _producer_settings(limits) | {"transactional.id": writer.transactional_id},
         )
         self._marker: Marker | None = None
-        self.markers: dict[int, Marker] = {}
+        self.topic = MarkerTopic()
+        """The topic of markers at the time when the writer began."""
+        self._registration: bytes | None = None
+        """The generation's registration, if the topic of markers does not have it yet."""
+
+    @property
+    def markers(self) -> Mapping[int, Marker]:
         """Generation → its newest marker at the time when the writer began."""
+        return self.topic.markers
 
     @property
     def last(self) -> Batch | None:
@@ -194,7 +152,7 @@ class TransactionalOutput:
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
             self._producer.init_transactions(TIMEOUT_S)
-            self.markers = read_markers(self._kafka, self._writer)
+            self.topic = read_marker_topic(self._kafka, self._writer)
             self._marker = self.markers.get(self._writer.ref.generation)
         return self
 
@@ -206,13 +164,24 @@ class TransactionalOutput:
     ) -> None:
         self._producer.purge()
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def register(self, info: GenerationInfo) -> None:
+        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
+        registration = encode_registration(info)
+        if registration != self.topic.registrations.get(info.generation):
+            self._registration = registration
+
+    def send(
+        self,
+        batch: Batch,
+        records: Iterable[tuple[str, pa.Table]],
+        state: PublishedState = NOTHING_PUBLISHED,
+    ) -> dict[str, int]:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
-        Returns the number of records per topic. A retried batch does not write its records again, except to topics that
-        were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
-        differ from the records that were written. Raises WentBack if this or a later batch was written with other
-        records, because the ledger no longer knows it.
+        `state` is what the ledger will publish with the batch. Returns the number of records per topic. A retried batch
+        does not write its records again, except to topics that were added to the pipeline after the batch was written.
+        Raises BatchDiffers if the records for the other topics differ from the records that were written. Raises
+        WentBack if this or a later batch was written with other records, because the ledger no longer knows it.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
@@ -241,13 +210,20 @@ class TransactionalOutput:
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
-                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
-                # Like any record, the marker may have to wait: the records before it may still fill
-                # the client's queue.
-                _queue(self._producer, self._writer.markers, msgspec.json.encode(marker), self._writer.name)
+                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums, state)
+                self._queue_marker(marker)
                 self._producer.commit_transaction(COMMIT_TIMEOUT_S)
                 self._marker = marker
+                self._registration = None
         return counts
+
+    def _queue_marker(self, marker: Marker) -> None:
+        # Like any record, the marker may have to wait: the records before it may still fill the
+        # client's queue.
+        topic = self._writer.markers
+        if self._registration is not None:
+            _queue(self._producer, topic, self._registration, self._writer.registration_key)
+        _queue(self._producer, topic, msgspec.json.encode(marker), self._writer.name)
 
     def _require_next(self, batch: Batch) -> None:
         """Raise WentBack unless the batch is the last written one, or comes after it."""
@@ -310,34 +286,6 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
     ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
     with TransactionalOutput(kafka, writer, topic_limits(kafka, [markers])) as output:
         return output
-
-
-def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Generation → its newest committed marker, for all generations of the writer's pipeline."""
-    messages: list[Message] = []
-    with kafka_errors("Reading the markers", kafka), RangeReader(kafka, skips_lost=True) as reader:
-        # Reading the watermarks makes the client find the partition's
-        # leader at once instead of after 0.5 s.
-        begin, end = watermark_offsets(reader.consumer, TopicPartition(writer.markers, 0), TIMEOUT_S)
-        for records in reader.read([Range(writer.markers, 0, begin, end)]):
-            messages += records.messages
-    newest: dict[int, Marker] = {}
-    try:
-        for message in messages:
-            generation = writer.generation_of(as_bytes(message.key()))
-            # Without a generation, the marker belongs to another pipeline.
-            if generation is None:
-                continue
-            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
-            # The topic is compacted only now and then, so it also has older markers.
-            if generation not in newest or marker.batch.number >= newest[generation].batch.number:
-                newest[generation] = marker
-    except msgspec.DecodeError as error:
-        raise EngineError(
-            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {sentence(error)}",
-            next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
-        ) from error
-    return newest
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:

@@ -163,27 +163,35 @@ class SourceIdentity:
                     return read.last
         return None
 
-    def check_batch(self, read: Sequence[SourceAudit]) -> None:
+    def check_batch(self, read: Sequence[SourceAudit]) -> list[SourcePartition]:
         """Raise InputError if a topic no longer has the records before those that a batch has read.
 
         `read` are the partitions of the batch, which is not published yet. A partition that was cut
         off and has grown again has new records under a new leader epoch. So only if the epoch has
-        changed since the last record of the batches before, this record is compared.
+        changed since the last record of the batches before, this record is compared. Returns all
+        partitions that the generation reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
         ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)
-        epochs = {(source.topic, source.partition): source.first_leader_epoch for source in read}
+        of_batch = {(source.topic, source.partition): source for source in read}
         doubtful: list[SourcePartition] = []
+        after: list[SourcePartition] = []
         for source in recorded:
-            epoch = epochs.get((source.topic, source.partition), -1)
+            of_partition = of_batch.get((source.topic, source.partition))
+            if of_partition is None or not of_partition.fingerprint:
+                after.append(source)
+                continue
+            epoch = of_partition.first_leader_epoch
             if epoch >= 0 and source.fingerprint and epoch != source.leader_epoch:
                 doubtful.append(source)
+            after.append(source.after(of_partition))
         if doubtful:
             topics = describe_topics(self.kafka, {source.topic for source in doubtful})
             self._require_last_records(doubtful, topics)
+        return after
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         """Raise InputError if a partition ends before the offset up to which it was read.

@@ -130,7 +130,10 @@ class BatchLoop:
         return next_timer is not None and next_timer <= now
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
-        """Run the steps of a history that have not been run yet, each as a batch."""
+        """Run the steps of a history that have not been run yet, each as a batch.
+
+        Without any record, publishes an empty batch, so that queries answer from the new generation.
+        """
         self._repeat_interrupted()
         for step in steps:
             begun = self.clocks.now() if step.begun is None else step.begun
@@ -150,6 +153,8 @@ class BatchLoop:
                     ends=ends,
                 )
             )
+        if self.publisher.newest is None:
+            self.run(self._planned(0, self.clocks.now(), _offsets(self.positions)))
 
     @property
     def _next_number(self) -> int:

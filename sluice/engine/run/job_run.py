@@ -20,10 +20,11 @@ from sluice.engine.batch.job_topics import (
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
-from sluice.engine.publish.transaction import MARKER_SETTINGS, TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.publish.transaction import TransactionalOutput, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
@@ -252,6 +253,8 @@ class JobRun:
             destinations = None if output is None else self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)
+            if transaction is not None:
+                transaction.register(setup.info)
             publisher = Publisher(
                 storage=storage,
                 types=query.frames.types,

@@ -260,6 +260,13 @@ HISTORY = Table(
         comment="JSON object: the end offsets that this batch advanced",
     ),
     Column("by_clock", Boolean, nullable=False, comment="whether processing time affected a record"),
+    Column(
+        "boundaries_lost",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="whether the row also stands for earlier batches, which a lost ledger had",
+    ),
 )
 """The history of published batches. A rebuild repeats them, so retention does not remove them."""
 

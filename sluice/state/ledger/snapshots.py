@@ -83,7 +83,7 @@ class Snapshots(LedgerPart):
             if last is None or snapshot.batch > last:
                 if audit is not None:
                     require_predecessor(ref, snapshot.batch, last)
-                connection.execute(insert(SNAPSHOTS), _snapshot_row(snapshot))
+                connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
                 _insert_times(connection, snapshot, last, snapshot.stream_times if times is None else times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
@@ -301,7 +301,7 @@ def _insert_times(
     connection.execute(insert(TIMES), msgspec.structs.asdict(snapshot.ref) | values)
 
 
-def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
     texts = {name: as_json(getattr(snapshot, name)) for name in _JSON_COLUMNS}
     published_at = _as_text(snapshot.published_at)
     return msgspec.structs.asdict(snapshot) | texts | {"published_at": published_at}

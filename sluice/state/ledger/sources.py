@@ -32,6 +32,12 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     leader_epoch: int = -1
     """Kafka's leader epoch of the record at offset `last`; -1 if it is unknown."""
 
+    def after(self, read: SourceAudit) -> SourcePartition:
+        """Return the partition after a batch that has read records of it."""
+        return msgspec.structs.replace(
+            self, last=read.last, fingerprint=read.fingerprint, leader_epoch=read.leader_epoch
+        )
+
 
 class Sources(LedgerPart):
     """The partitions that pipelines read."""

@@ -19,7 +19,8 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.markers import Writer
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.local.broker import EmbeddedKafka
