@@ -7,21 +7,32 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+from sqlalchemy import update
 
+from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
+from sluice.errors import BatchDiffers, DamagedState, EngineError, LeaseError, SluiceError, WentBack
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
+from sluice.operations.recovery import recover
+from sluice.operations.repair import RepairingRun
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.ledger_tables import SOURCES
 from sluice.state.ledger.placement import Placement
+from sluice.state.ledger.sources import SourcePartition
+from sluice.state.model import GenerationRef
 from tests.chaos.episode import Episode
 from tests.support.interruptions import POINTS, Crash, Point, crash, interrupted
+from tests.support.sqlite_copies import Replicas
 
 __all__ = ["POINTS", "Crash", "Point", "crash", "interrupted"]
 
@@ -131,7 +142,7 @@ def another_host(episode: Episode) -> str:
 
 
 def rebuild(episode: Episode, **how: Any) -> str:
-    if not episode.ends:
+    if not episode.ends or episode.boundaries_lost:
         return "nothing to rebuild"
     generation = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings, **how).run()
     episode.note_ends()
@@ -140,7 +151,7 @@ def rebuild(episode: Episode, **how: Any) -> str:
 
 def build_beside(episode: Episode) -> str:
     """A replay beside the current generation, promoted after another run."""
-    if not episode.ends:
+    if not episode.ends or episode.boundaries_lost:
         return "nothing to replay"
     rebuilding = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings)
     rebuilding.replay()
@@ -256,6 +267,134 @@ def moved(episode: Episode) -> str:
     return f"worker {worker} is moved to another state server and back"
 
 
+# --- What changes between the batches of one run ---
+
+
+def went_back(episode: Episode) -> str:
+    """The ledger or the shards lose commits between or within the batches of a run, as after a fail-over."""
+    databases = _sqlite_files(episode)
+    if not episode.ends or not databases:
+        return "no database goes back"
+    what = episode.chance.choice([*databases])
+    replicas = Replicas(databases[what])
+    lag_after = episode.chance.randint(1, 3)
+    point, within = episode.chance.choice((("after the ledger", 0), ("before the output", 1)))
+    lost = episode.chance.randint(1, 3)
+    episode.send_some(30)
+
+    def fail_over() -> None:
+        # The model needs the batches that the ledger is about to lose.
+        episode.note_ends()
+        replicas.fail_over()
+
+    with (
+        interrupted(POINTS["after the ledger"], replicas.lag, lag_after),
+        interrupted(POINTS[point], fail_over, lag_after + lost + within),
+    ):
+        try:
+            ended = f"read {episode.run(max_records=4)}"
+        except (WentBack, DamagedState) as error:
+            ended = type(error).__name__
+        except EngineError as error:
+            # With an error within Spark's call, the ledger's own error is its text.
+            ended = str(error)
+    job = plan(episode.pipeline).job
+    recovered = recover(job, episode.settings)
+    episode.boundaries_lost |= recovered is not None
+    read = RepairingRun(episode.spark, job, episode.settings).run()
+    episode.note_ends()
+    return f"the {what} goes back {point}: {ended}, recovered {recovered and recovered.snapshot}, read {read}"
+
+
+def _sqlite_files(episode: Episode) -> dict[str, list[Path]]:
+    """The databases that are SQLite files and can be copied."""
+    home = episode.settings.home
+    found = {"ledger": [home / "ledger.sqlite"]}
+    if not episode.boundaries_lost:
+        found["shards"] = [*(home / "shards").rglob("*.sqlite")]
+    return {what: files for what, files in found.items() if files and all(map(Path.exists, files))}
+
+
+def same_epoch(episode: Episode) -> str:
+    """The ledger loses the lease of a paused driver. The next driver publishes, and the paused one is resumed."""
+    if not episode.ends or "ledger" not in (databases := _sqlite_files(episode)):
+        return "no lease is lost"
+    replicas = Replicas(databases["ledger"])
+    replicas.lag()
+    episode.send_some(10)
+    read: list[int] = []
+
+    def fail_over() -> None:
+        replicas.fail_over()
+        episode.send_some(5)
+        second = threading.Thread(target=lambda: read.append(episode.run()))
+        second.start()
+        second.join()
+
+    name = episode.chance.choice(("before the shards", "after the shards", "before the output"))
+    with interrupted(POINTS[name], fail_over):
+        try:
+            ended = f"read {episode.run()}"
+        except (LeaseError, EngineError) as error:
+            ended = type(error).__name__
+    return f"the ledger loses a lease {name}: the next driver read {read}, the paused one {ended}"
+
+
+def cut_off(episode: Episode) -> str:
+    """A source seems to have other records at the offsets that were read, until it is right again."""
+    if not episode.ends:
+        return "no source is cut off"
+    ref = episode.snapshot().ref
+    with episode.ledger() as ledger:
+        before = ledger.sources.get(ref)
+    episode.send_some(20)
+
+    def change() -> None:
+        with episode.ledger() as ledger, ledger.engine.begin() as connection:
+            connection.execute(update(SOURCES).where(SOURCES.c.last >= 0).values(leader_epoch=77, fingerprint="other"))
+
+    with interrupted(POINTS["after the ledger"], change, episode.chance.randint(1, 2)):
+        try:
+            ended = f"read {episode.run(max_records=6)}"
+        except InputError as error:
+            ended = type(error).__name__
+    newest = episode.snapshot().ref
+    with episode.ledger() as ledger, ledger.engine.begin() as connection:
+        for source in before:
+            read = _last_read(ledger, newest, source)
+            of_partition = SOURCES.c.topic == source.topic, SOURCES.c.partition == source.partition
+            connection.execute(update(SOURCES).where(*of_partition).values(**read))
+    return f"a source is cut off: {ended}, then read {episode.run()}"
+
+
+def _last_read(ledger: Ledger, ref: GenerationRef, source: SourcePartition) -> dict[str, int | str]:
+    """The last record of a partition that a published batch has read."""
+    names = ("last", "fingerprint", "leader_epoch")
+    last = {name: getattr(source, name) for name in names}
+    for audit in ledger.audits.all(ref):
+        for read in audit.sources:
+            if (read.topic, read.partition) == (source.topic, source.partition) and read.fingerprint:
+                last = {name: getattr(read, name) for name in names}
+    return last
+
+
+def wrong_clock(episode: Episode) -> str:
+    """The driver's clock is wrong for a run, for an idle run, or jumps in between."""
+    right = time.time
+    seconds = episode.chance.choice((-86_400, -3_000, 3_000, 86_400))
+    jumps = episode.chance.random() < 0.5
+    shift = [0.0 if jumps else float(seconds)]
+
+    def jump() -> None:
+        shift[0] = float(seconds) - shift[0]
+
+    with pytest.MonkeyPatch.context() as patch, interrupted(POINTS["after the ledger"], jump):
+        patch.setattr(time, "time", lambda: right() + shift[0])
+        read = episode.run(max_records=episode.chance.choice((6, 1_000)))
+        read += episode.run()
+    return f"the clock is {seconds} s wrong{' after a batch' if jumps else ''}: read {read}"
+
+
 # --- The last action ---
 
 
@@ -297,7 +436,8 @@ Action = Callable[[Episode], str]
 ACTIONS: dict[Action, int] = {
     run: 3, crashed_run: 8, crashed_backlog: 3, killed_worker: 2, another_host: 3, rebuild: 1, build_beside: 1,
     other_workers: 2, edited: 1, lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1,
-    global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1,
+    global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1, went_back: 2, same_epoch: 1, cut_off: 1,
+    wrong_clock: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion. In this order, rebuilds have little to replay."""
 LAST: dict[Action, int] = {finish: 3, compacted: 1}

@@ -87,6 +87,8 @@ class Episode(Running):
         self.has_extras = "t" in self.sources and self.chance.random() < 0.4
         self.is_history_known = True
         """Whether a rebuild has read all records that the pipeline had read before it."""
+        self.boundaries_lost = False
+        """Whether the ledger has lost the ends of earlier batches, so that a rebuild divides the records otherwise."""
         self.is_output_known = True
         """Whether later outputs follow from all records, as those of the model do."""
         self._hosts: tuple[Host, Host] | None = None
@@ -335,9 +337,13 @@ class Episode(Running):
     def _audited(self) -> Iterator[str]:
         """What is wrong in the audits of the current generation."""
         with self.ledger() as ledger:
-            audits: list[Audit] = ledger.audits.all(self._published()[-1].ref)
+            ref = self._published()[-1].ref
+            audits: list[Audit] = ledger.audits.all(ref)
+            recovered = {batch.number for batch in ledger.history.all(ref) if batch.boundaries_lost}
         ends: dict[tuple[str, int], int] = {}
         for audit in audits:
+            if audit.batch in recovered:
+                ends.clear()
             if audit.wrong:
                 yield f"an audit does not balance: {audit.wrong}"
             for source in audit.sources:

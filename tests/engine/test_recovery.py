@@ -184,7 +184,7 @@ def test_a_pipeline_that_begins_anew_writes_everything_again(started: Running) -
     with pytest.raises(Refused, match="The ledger knows"):
         forget(job, started.settings)
     lose_ledger(started)
-    with pytest.raises(Refused, match="says what .* has written"):
+    with pytest.raises(Refused, match=r"says what .* has written"):
         forget(job, started.settings)
     lose_markers(started)
     with pytest.raises(EngineError, match="but the ledger has none of them"):

@@ -232,7 +232,8 @@ class SourceIdentity:
         return (
             "Either stop running the pipeline, which leaves the state unchanged; or write the old "
             f"records back to {topic}, then rebuild the state from the topics' current records: "
-            f"sluice rebuild {self.ref.pipeline} --from-topics."
+            f"sluice rebuild {self.ref.pipeline} --from-topics. The rebuild is followed by a run, "
+            f"which reads the records of {topic} and writes their output."
         )
 
 
