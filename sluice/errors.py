@@ -236,10 +236,8 @@ class WentBack(StateError):
 
 def recovery_advice(pipeline: str) -> str:
     """Return the next step for a pipeline whose ledger is older than its output or its shards."""
-    return (
-        f"See what can be recovered: sluice recover {pipeline} --dry-run. Without --dry-run, the command then "
-        "brings the ledger up to date."
-    )
+    command = f"sluice recover {pipeline}"
+    return f"See what can be recovered: {command} --dry-run. Then recover it: {command}."
 
 
 class DamagedState(StateError):

@@ -173,6 +173,9 @@ def other_workers(episode: Episode) -> str:
     except EngineError as error:
         if "cannot be divided by key" not in str(error):
             raise
+        if episode.boundaries_lost:
+            episode.set_workers(before)
+            return f"there are still {before} workers"
         return f"{before} workers become {episode.pipeline.workers}: {rebuild(episode)}"
     episode.note_ends()
     return f"repartitioned from {before} to {len(_workers(episode))} workers as generation {generation}"

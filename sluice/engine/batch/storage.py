@@ -120,18 +120,28 @@ class Storage:
                     # If a batch is planned, the shard may have rows although no snapshot is
                     # published: a run was interrupted before it published its first snapshot.
                     if planned is None and shard.journal().batches:
-                        raise self._unknown_rows(address)
+                        raise self._unknown_rows(address, ledger)
                     # From here on, the shard refuses writes of earlier holders of the lease.
                     shard.begin_run(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
 
-    def _unknown_rows(self, address: str) -> EngineError:
+    def _unknown_rows(self, address: str, ledger: Ledger) -> EngineError:
         name = self.job.pipeline.name
+        if ledger.generations.current_number(name) in (None, self.generation):
+            next_step = (
+                "Restore the ledger. If it is lost for good, and the markers, too: compute the state from the topics, "
+                f"without writing any output for the records that they have now: sluice rebuild {name} --from-topics. "
+                f"Or begin anew, and write the output of all records again: sluice recover {name} --anew."
+            )
+        else:
+            next_step = (
+                "Restore the ledger. Or drop this generation, which readers do not see: "
+                f"sluice generations drop {name}."
+            )
         return EngineError(
             f"{shown(address)} has batches of generation {self.generation} of {name}, but the ledger has none of them.",
-            next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
-            f"sluice generations drop {name}.",
+            next_step=next_step,
         )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
