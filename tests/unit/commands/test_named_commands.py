@@ -16,6 +16,7 @@ from sluice.commands.cli import app
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[3]
+ROOT_COMMAND: Any = typer.main.get_command(app)
 NAMED = re.compile(r"\bsluice ([a-z][a-z-]*(?: (?:[a-z][a-z-]*|[A-Z_]+|X|--[a-z-]+))*)")
 """A command with arguments in capitals, `X` for a value that is known only at run time, and options."""
 OTHER_NAMES = {"tests"}
@@ -43,12 +44,11 @@ def texts_of_pages() -> Iterator[tuple[str, str]]:
 def problem(text: str) -> str:
     """Why a text that follows `sluice` names no command; empty if it does, or is prose."""
     words = re.findall(r"--[a-z-]+|[A-Za-z_-]+", text)
-    root: Any = typer.main.get_command(app)
-    command = root
+    command = ROOT_COMMAND
     while words and hasattr(command, "commands"):
         name = words.pop(0)
         if name not in command.commands:
-            is_command = command is root and name not in OTHER_NAMES
+            is_command = command is ROOT_COMMAND and name not in OTHER_NAMES
             return f"there is no command {name}" if is_command else ""
         command = command.commands[name]
     options = {option for parameter in command.params for option in parameter.opts}
