@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 
+from sluice.errors import EngineError
 from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.history import Batch
 from sluice.values.contract_values import as_produced
@@ -112,7 +113,7 @@ class TablesInMemory:
 
 
 class UncontestedLease:
-    """A lease, and a check of the source identity, that always succeed.
+    """A lease, and a check of the topics' identity, that always succeed.
 
     Nothing else uses the state and the topics of a test.
     """
@@ -126,3 +127,6 @@ class UncontestedLease:
 
     def check_identity(self) -> None:
         pass
+
+    def why_unwritable(self) -> EngineError | None:
+        return None

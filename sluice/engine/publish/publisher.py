@@ -33,7 +33,7 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import RecordsRejected, SluiceError
+from sluice.errors import EngineError, OutputError, RecordsRejected, SluiceError
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit
@@ -65,10 +65,13 @@ class HeldLease(Protocol):
 
 
 class IdentityCheck(Protocol):
-    """The identity of the source topics, or a test driver's stand-in."""
+    """The identity of the run's topics, or a test driver's stand-in."""
 
     def check_identity(self) -> None:
         """Raise EngineError if a topic was deleted or created again since the run began."""
+
+    def why_unwritable(self) -> EngineError | None:
+        """The change of a topic because of which no output can be written; None if there is no such change."""
 
 
 @dataclass
@@ -207,8 +210,8 @@ class Publisher:
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
-        # A topic that was deleted and created again during the batch has other records at the same
-        # offsets. Such a batch must not be published.
+        # A source that was deleted and created again during the batch has other records at the same
+        # offsets, and such an output lacks earlier records. The batch must not be published then.
         self.identity.check_identity()
         phases.end("audit")
         metadata = self._metadata(result)
@@ -292,7 +295,15 @@ class Publisher:
             # written may have lost its lease meanwhile.
             self.lease.check()
             rejected = RejectedOutput()
-            written = self._writer.write(metadata, result.output, dead_letters, rejected)
+            try:
+                written = self._writer.write(metadata, result.output, dead_letters, rejected)
+            except OutputError:
+                raise
+            except EngineError as error:
+                reason = self.identity.why_unwritable()
+                if reason is None:
+                    raise
+                raise reason from error
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
                 # Tasks that write at least once have counted unwritten records, too, so the counts

@@ -155,10 +155,14 @@ class SourceIdentity:
                     return read.last
         return None
 
-    def check_identity(self) -> None:
-        """Raise InputError if a topic has been deleted or created again since the run began."""
+    def check_identity(self, ids: Mapping[str, str] | None = None) -> None:
+        """Raise InputError if a topic has been deleted or created again since the run began.
+
+        `ids`: topic → its id now; by default, this method asks a broker.
+        """
         recorded = self.sources.get(self.ref)
-        ids = topic_ids(self.kafka, self.topics)
+        if ids is None:
+            ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)

@@ -20,6 +20,7 @@ from sluice.engine.batch.job_topics import (
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
@@ -40,6 +41,7 @@ from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
+from sluice.engine.run.run_topics import RunTopics
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
@@ -149,6 +151,9 @@ class JobRun:
             self.job.topics,
             ledger.audits,
         )
+        writer = Writer(storage.ref, self.job.pipeline.markers)
+        topics = RunTopics(self.settings.kafka, identity, self._output_identity(writer))
+        ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
         firsts = identity.check(
@@ -156,9 +161,9 @@ class JobRun:
             {} if planned is None else planned.ends,
         )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(storage.ref, self.job.pipeline.markers)
-        limits = self._make_topics(partitions, writer)
-        output = self._output(writer, limits)
+        # A topic that was deleted must not be created again without a word.
+        topics.require_never_written(ids)
+        output = self._output(writer, partitions)
         size = BatchSize(self.settings.memory, self.max_records)
         # The batches of a rebuild that has steps are given.
         if self.steps is None:
@@ -178,7 +183,7 @@ class JobRun:
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
         registered = None if newest is None else ledger.generations.get(storage.ref)
         return _Setup(
-            identity,
+            topics,
             newest,
             planned,
             firsts,
@@ -190,13 +195,21 @@ class JobRun:
             registered,
         )
 
-    def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
+    def _output_identity(self, writer: Writer) -> OutputIdentity | None:
+        """The topics that the run writes; None for a rebuild."""
+        if self.steps is not None:
+            return None
+        dead_letters = self.job.pipeline.dead_letters
+        return OutputIdentity(self.settings.kafka, writer, (*self.job.outputs, dead_letters), dead_letters)
+
+    def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
 
         A rebuild's producer would also fence the producer of a run that goes on meanwhile.
         """
         if self.steps is not None:
             return None
+        limits = self._make_topics(partitions, writer)
         transaction = TransactionalOutput(self.settings.kafka, writer, limits)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         return _TopicOutput(transaction, direct, limits)
@@ -230,6 +243,7 @@ class JobRun:
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
+                setup.topics.begin(transaction)
             with _older_ledger(lease):
                 storage.prepare(
                     ledger,
@@ -246,7 +260,7 @@ class JobRun:
                 types=query.frames.types,
                 ledger=ledger,
                 lease=lease,
-                identity=setup.identity,
+                identity=setup.topics,
                 partitions=query.partitions,
                 destinations=destinations,
                 auditor=Auditor(storage, self.settings.run, lease.epoch),
@@ -254,19 +268,19 @@ class JobRun:
             )
             with query_errors(publisher, storage, lease):
                 loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size)
-                has_new_partitions = self._run_batches(loop)
+                has_new_partitions = self._run_batches(loop, setup.topics)
         return publisher.read, has_new_partitions
 
-    def _run_batches(self, loop: BatchLoop) -> bool:
+    def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
         if self.steps is None:
-            return self._read_all(loop) == "partitions"
+            return self._read_all(loop, topics) == "partitions"
         prepare_for(loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS)
         stores = loop.query.frames.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
-    def _read_all(self, loop: BatchLoop) -> News | None:
+    def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
         name = self.job.pipeline.name
         kafka = self.settings.kafka
@@ -280,6 +294,8 @@ class JobRun:
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
+            # An output may have been deleted after its last check, before the last batch was published.
+            topics.check_outputs()
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
@@ -358,7 +374,7 @@ class _TopicOutput:
 class _Setup:
     """Everything that a run knows and has built before it opens its output."""
 
-    identity: SourceIdentity
+    topics: RunTopics
     newest: Snapshot | None
     """The newest published snapshot of the generation."""
     planned: PlannedBatch | None

@@ -1,0 +1,127 @@
+"""All topics of a run. One request to a broker tells whether they are the same as before, and may still be used.
+
+A run asks when it begins, before the output of each batch, and when it has read all records. The connection to the
+broker stays open, so that a request takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
+
+from sluice.engine.publish.output_identity import OutputIdentity
+from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.read.source_identity import SourceIdentity
+from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, OutputError
+from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, silent_admin
+from sluice.kafka.denied_operations import READ, WRITE, access_denied, denied_on
+from sluice.kafka.topics import described_topics, ids_of
+
+_SETTLED_S = 2.0
+"""A broker learns of a new topic a moment after it was created. A topic that it lacks for this time is gone."""
+_PAUSE_S = 0.1
+
+
+@dataclass
+class RunTopics:
+    """The topics that a run reads and writes."""
+
+    kafka: Mapping[str, str] = field(repr=False)
+    sources: SourceIdentity
+    outputs: OutputIdentity | None
+    """None for a rebuild, which writes no output."""
+
+    def require_access(self) -> Mapping[str, str]:
+        """Raise AccessDenied if Kafka denies an operation that the run needs.
+
+        Returns the ids of the topics that exist.
+        """
+        described = self._described(with_operations=True)
+        if denied := denied_on(described, self._needed):
+            raise access_denied(self.kafka, denied)
+        return ids_of(described)
+
+    def require_never_written(self, ids: Mapping[str, str]) -> None:
+        """Raise OutputError if the pipeline has written to a topic that does not exist. `ids`: topic → its id."""
+        outputs = self.outputs
+        if outputs is not None and not ids.keys() >= {*outputs.outputs}:
+            self._when_settled(outputs.require_never_written)
+
+    def begin(self, output: TransactionalOutput) -> None:
+        """Expect the present topics for the whole run.
+
+        Raises OutputError if the pipeline has written its newest batch to other topics.
+        """
+        outputs = self.outputs
+        if outputs is not None:
+            self._when_settled(lambda ids: outputs.begin(output.newest_marker, ids))
+            output.topic_ids = outputs.ids
+            output.why_unwritable = self.why_unwritable
+
+    def check_identity(self) -> None:
+        """Raise InputError or OutputError if a topic was deleted since the run began."""
+        ids = ids_of(self._described())
+        self.sources.check_identity(ids)
+        if self.outputs is not None and not self.outputs.is_same(ids):
+            self.check_outputs()
+
+    def check_outputs(self) -> None:
+        """Raise OutputError if a topic that the run writes was deleted since the run began."""
+        if self.outputs is not None:
+            self._when_settled(self.outputs.require_same)
+
+    def why_unwritable(self) -> EngineError | None:
+        """Why no output can be written: a topic was deleted, or Kafka denies an operation. None if there is no reason.
+
+        Also None while no broker answers.
+        """
+        try:
+            self.check_outputs()
+            self.require_access()
+        except (OutputError, AccessDenied) as reason:
+            return reason
+        except BrokersUnreachable:
+            pass
+        return None
+
+    def _when_settled(self, check: Callable[[Mapping[str, str]], object]) -> None:
+        """Call a check with the topics' ids. While it raises OutputError, repeat it for `_SETTLED_S`."""
+        until = time.monotonic() + _SETTLED_S
+        while True:
+            try:
+                check(ids_of(self._described()))
+                return
+            except OutputError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _described(self, *, with_operations: bool = False) -> Mapping[str, TopicDescription]:
+        with broker_errors(self.kafka):
+            return described_topics(
+                self._admin,
+                self._needed,
+                ANSWER_SECONDS,
+                with_operations=with_operations,
+            )
+
+    @cached_property
+    def _needed(self) -> Mapping[str, frozenset[str]]:
+        """Topic → the operations that the run needs."""
+        needed: dict[str, frozenset[str]] = {}
+        for topic in self.sources.topics:
+            needed[topic] = frozenset({READ})
+        if self.outputs is not None:
+            for topic in self.outputs.topics:
+                needed[topic] = needed.get(topic, frozenset()) | {WRITE}
+            markers = self.outputs.writer.markers
+            needed[markers] |= {READ}
+        return needed
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        return silent_admin(self.kafka)
