@@ -51,10 +51,16 @@ def create(
 
 
 @app.command()
-def accept(pipeline: PipelineName) -> None:
+def accept(
+    pipeline: PipelineName,
+    restored: Annotated[
+        bool,
+        typer.Option("--restored", help="The topics have all of their records again."),
+    ] = False,
+) -> None:
     """Let a pipeline go on with its output topics as they are, after some were deleted. No run may be in progress.
 
-    Concerns outputs, dead letters and the markers of re-drives. What was in the topics stays lost.
+    Concerns outputs, dead letters and the markers of re-drives. Without --restored, what was in the topics stays lost.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics
@@ -64,7 +70,7 @@ def accept(pipeline: PipelineName) -> None:
     with errors_as_messages():
         job = plan(load_pipeline(settings().pipelines, pipeline)).job
         require_brokers(settings().kafka)
-        accepted = accept_topics(job, settings())
+        accepted = accept_topics(job, settings(), restored=restored)
         for topic in accepted:
             out.print(f"accepted {topic}", markup=False)
         if not accepted:

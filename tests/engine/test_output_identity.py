@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.engine.run import run_topics
-from sluice.errors import OutputError
+from sluice.errors import EngineError, OutputError
 from sluice.local.broker import EmbeddedKafka
 from sluice.operations.accepted_topics import accept_topics
 from sluice.operations.rebuild import Rebuild
@@ -159,6 +159,23 @@ def test_the_batch_of_a_killed_driver_is_written_again_to_an_accepted_topic(
     assert running.run() == 2
     assert copies(running) == [2, 3]
     assert running.store("n") == {"key": 4}
+
+
+def test_a_restored_topic_gets_no_record_twice(running: Running) -> None:
+    topic = running.names("copies")
+    running.crash_before_publishing()
+    records = running.messages(topic)
+    delete(running, topic)
+    with pytest.raises(EngineError, match=rf"no topic {topic}.*without --restored"):
+        accept_topics(plan(running.pipeline).job, running.settings, restored=True)
+    running.kafka.create_topics({topic: 1})
+    for record in records:
+        running.producer.produce(topic, record.value(), record.key())
+    assert running.producer.flush(20) == 0
+    refused(running, topic)
+    assert accept_topics(plan(running.pipeline).job, running.settings, restored=True) == [topic]
+    assert running.run() == 2
+    assert copies(running) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("lose", [delete, pytest.param(replace, marks=pytest.mark.heavy)])

@@ -70,13 +70,13 @@ class OutputIdentity:
         if topic == self.writer.markers:
             return lost_markers(f"The topic {topic} {happened} during the run.", name)
         records = "dead letters" if topic == self.dead_letters else "records"
-        create = "let the next run create it with the brokers' defaults, or create it yourself"
+        create = "" if now else "create the topic, or let the next run create it, and "
         return OutputError(
             f"Topic {topic} {happened}: the {records} that {name} had written to it are gone. The published state is "
             "complete.",
-            next_step=f"To go on without these {records}, {'' if now else f'{create}, and '}accept the "
-            f"{'topic' if now else 'loss'}: sluice topics accept {name}. To have all {records} written again, give the "
-            "pipeline another name, under which it reads its topics from their beginning.",
+            next_step=f"To go on without these {records}, {create}accept the loss: sluice topics accept {name}. If you "
+            f"have written all {records} back from a copy: sluice topics accept {name} --restored. To have them "
+            "written again, give the pipeline another name, under which it reads its topics from their beginning.",
         )
 
 

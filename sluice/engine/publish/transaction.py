@@ -115,6 +115,10 @@ class Marker(msgspec.Struct, frozen=True):
             changes[name] = {topic: value for topic, value in values.items() if topic not in topics}
         return msgspec.structs.replace(self, **changes)
 
+    def restored(self, ids: Mapping[str, str]) -> Self:
+        """The marker of the batch as if it had been written to topics with these ids."""
+        return msgspec.structs.replace(self, ids={**self.ids, **ids})
+
     def written_to(self, topic: str) -> Written:
         """The number and the checksum of the records that the batch has written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
@@ -262,18 +266,13 @@ class TransactionalOutput:
                 self._marker = marker
         return counts
 
-    def forget(self, topics: Collection[str]) -> None:
-        """Mark the newest batch as if it had not been written to these topics.
-
-        If the batch is repeated, its records for them are written again.
-        """
-        if not topics or not self.markers:
-            return
+    def replace_newest(self, marker: Marker) -> None:
+        """Replace the newest marker by another one for the same batch."""
         generation = max(self.markers)
         ref = msgspec.structs.replace(self._writer.ref, generation=generation)
         with kafka_errors("Writing the marker", self._kafka), self._denial_named():
             self._producer.begin_transaction()
-            self._queue_marker(replace(self._writer, ref=ref).name, self.markers[generation].without(topics))
+            self._queue_marker(replace(self._writer, ref=ref).name, marker)
             self._commit()
 
     def _queue_marker(self, key: str, marker: Marker) -> None:
