@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from sluice.engine.run.compatibility import (
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
+from sluice.engine.run.published_changes import Weight, other_changes
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.run_topics import RunTopics
@@ -55,6 +56,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
+from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
 
@@ -339,7 +341,29 @@ class JobRun:
                 self.settings.run,
                 changed_functions_warning(info.pipeline, changed),
             )
+        if self.steps is None:
+            self._warn_of_changes(ledger, before, info)
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
+
+    def _warn_of_changes(
+        self,
+        ledger: Ledger,
+        before: GenerationInfo | None,
+        info: GenerationInfo,
+    ) -> None:
+        """Log and note changes that the authors may not expect, and new outputs that another pipeline writes, too."""
+        warnings: list[str] = []
+        known: Collection[str] = ()
+        if before is not None:
+            known = before.outputs
+            warnings += [str(change) for change in other_changes(before, info) if change.weight is Weight.WARNING]
+        if new := info.outputs.keys() - known:
+            outputs = {other.pipeline: [*other.outputs] for other in ledger.generations.all_current()}
+            outputs[info.pipeline] = [*info.outputs]
+            warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
+        for warning in warnings:
+            log.warning("pipeline changed", pipeline=info.pipeline, change=warning)
+            ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
         """Create the missing topics. Returns topic → the limits of the records that it accepts."""

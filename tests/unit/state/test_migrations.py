@@ -59,6 +59,20 @@ def test_the_newest_migration_is_the_version_of_the_tables() -> None:
     assert ScriptDirectory(str(migrations.SCRIPTS)).get_heads() == [migrations.HEAD]
 
 
+def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str) -> None:
+    engine = open_engine(database_url(old))
+    wanted = {column["name"] for column in inspect(engine).get_columns("generations")}
+    with transaction(engine) as connection:
+        for name in ("contracts", "outputs"):
+            connection.execute(text(f"ALTER TABLE generations DROP COLUMN {name}"))
+        connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r1'"))
+    engine.dispose()
+    with Ledger.open(old) as ledger:
+        assert {column["name"] for column in inspect(ledger.engine).get_columns("generations")} == wanted
+        (info,) = ledger.generations.all_current()
+        assert (info.contracts, info.outputs) == ({}, {})
+
+
 @pytest.mark.usefixtures("newer")
 def test_an_older_ledger_is_migrated_and_keeps_its_rows(old: str) -> None:
     with Ledger.open(old) as ledger, ledger.engine.connect() as connection:
