@@ -162,8 +162,8 @@ class BrokersUnreachable(EngineError):
 class AccessDenied(BrokersUnreachable):
     """Kafka denies this client an operation.
 
-    It is a kind of BrokersUnreachable because who waits until the brokers answer also waits until they allow the
-    operation.
+    It is a kind of BrokersUnreachable because who waits until the brokers answer also waits until
+    they allow the operation.
     """
 
     title = "Kafka denies access"

@@ -44,12 +44,12 @@ def check(
         bool,
         typer.Option(
             "--no-spark",
-            help="Only load the files, and print what has changed since the newest snapshots. Exit with 3 if runs "
-            "would stop, with 4 if results change.",
+            help="Only load the files, and print what has changed since the newest snapshots. "
+            "Exit with 3 if runs would stop, with 4 if results change.",
         ),
     ] = False,
 ) -> None:
-    """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records.
+    """Check pipelines, their state, routes and settings, as a run does before it reads records.
 
     Exit with 1 if something is wrong.
     """
@@ -102,7 +102,7 @@ _STATUS = {"stop": 3, "warning": 4, "note": 0}
 
 
 def _compare(plans: Sequence[Plan]) -> int:
-    """Print what has changed in the pipelines since their newest snapshots. Returns the status for the worst change."""
+    """Print what has changed since the newest snapshots. Returns the status for this."""
     from sluice.support.pandas_on_demand import import_pandas_on_demand
 
     # Without pandas, these imports take a fifth less time.
@@ -122,19 +122,19 @@ def _compare(plans: Sequence[Plan]) -> int:
 
 def _print_comparison(planned: Plan, compared: Comparison) -> None:
     name, steps = planned.pipeline.name, len(planned.pipeline.steps)
-    since = f"since snapshot {compared.snapshot}" if compared.snapshot else "nothing is published yet"
-    count = counted(len(compared.changes), "change") if compared.changes else "no change"
-    out.print(f"{name}: {steps} steps, {f'{count} {since}' if compared.snapshot else since}", markup=False)
+    summary = "nothing is published yet"
+    if compared.snapshot:
+        count = counted(len(compared.changes), "change") if compared.changes else "no change"
+        summary = f"{count} since snapshot {compared.snapshot}"
+    out.print(f"{name}: {steps} steps, {summary}", markup=False)
     for change in compared.changes:
         out.print(f"  {change.weight.name.lower()}: {change}", markup=False, soft_wrap=True)
     if compared.next_step:
         out.print(f"  next step: {compared.next_step}", markup=False, soft_wrap=True)
     if compared.unknown:
-        out.print(
-            f"  Types were not compared, because only Spark knows them: {compared.unknown}. Run sluice check {name}.",
-            markup=False,
-            soft_wrap=True,
-        )
+        why = f"only Spark knows them: {compared.unknown}"
+        text = f"  Types were not compared, because {why}. Run sluice check {name}."
+        out.print(text, markup=False, soft_wrap=True)
 
 
 def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
@@ -145,7 +145,10 @@ def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
 
 
 def _check_settings() -> Iterable[SluiceError]:
-    """Check Kafka's settings and the addresses of databases. Prints a warning for a database that cannot be written."""
+    """Check Kafka's settings and the addresses of databases.
+
+    Prints a warning for a database that cannot be written.
+    """
     from sluice.errors import StateError
     from sluice.kafka.brokers import silent_admin
     from sluice.state.database import database_url

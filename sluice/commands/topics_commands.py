@@ -58,9 +58,12 @@ def accept(
         typer.Option("--restored", help="The topics have all of their records again."),
     ] = False,
 ) -> None:
-    """Let a pipeline go on with its output topics as they are, after some were deleted. No run may be in progress.
+    """Let a pipeline go on with its output topics as they are, after some were deleted.
 
-    Concerns outputs, dead letters and the markers of re-drives. Without --restored, what was in the topics stays lost.
+    No run may be in progress.
+
+    Concerns outputs, dead letters and the markers of re-drives. Without --restored, what was in the
+    topics stays lost.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics

@@ -20,7 +20,7 @@ _KINDS = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
-"""The code of an error → the kind of resource that it concerns, as the option of `kafka-acls.sh`."""
+"""The code of an error → the kind of the resource, as in options of `kafka-acls.sh`."""
 _UNKNOWN = "(unknown)"
 
 
@@ -30,7 +30,7 @@ class Operation:
 
     name: str
     kind: str
-    """The kind of the resource, as the option of `kafka-acls.sh`: `topic`, `transactional-id`, `group` or `cluster`."""
+    """The kind of the resource, as in options of `kafka-acls.sh`, such as `topic`."""
     resource: str
     """The name of the resource; empty for the cluster."""
 
@@ -62,8 +62,12 @@ def is_denial(error: KafkaError) -> bool:
 
 
 @contextmanager
-def denial_named(operation: str, topic: str = _UNKNOWN, transactional_id: str = _UNKNOWN) -> Iterator[None]:
-    """If Kafka denies the operation in the block, raise a DeniedOperation, which names the operation and the resource.
+def denial_named(
+    operation: str,
+    topic: str = _UNKNOWN,
+    transactional_id: str = _UNKNOWN,
+) -> Iterator[None]:
+    """If Kafka denies the operation in the block, raise a DeniedOperation, which names it.
 
     Other KafkaExceptions are raised as they are.
     """
@@ -77,13 +81,14 @@ def denial_named(operation: str, topic: str = _UNKNOWN, transactional_id: str = 
         resource = {"topic": topic, "transactional-id": transactional_id}.get(kind, _UNKNOWN)
         denied = Operation(operation, kind, resource)
         if kind == "cluster":
-            # A producer that numbers its records needs this operation, unless it may write to a topic.
+            # A producer that numbers its records needs this operation, unless it may write to a
+            # topic.
             denied = Operation("IDEMPOTENT_WRITE" if operation == WRITE else operation, kind, "")
         raise DeniedOperation(reason, denied) from None
 
 
 def denial(kafka: Mapping[str, str], error: KafkaException) -> AccessDenied | None:
-    """The error to raise in place of a KafkaException if Kafka has denied an operation; None for other exceptions."""
+    """The error to raise if Kafka has denied an operation; None for other KafkaExceptions."""
     if isinstance(error, DeniedOperation):
         return access_denied(kafka, [error.operation])
     reason: KafkaError = error.args[0]
@@ -92,11 +97,14 @@ def denial(kafka: Mapping[str, str], error: KafkaException) -> AccessDenied | No
     return None
 
 
-def denied_on(described: Mapping[str, TopicDescription], needed: Mapping[str, Iterable[str]]) -> list[Operation]:
+def denied_on(
+    described: Mapping[str, TopicDescription],
+    needed: Mapping[str, Iterable[str]],
+) -> list[Operation]:
     """The needed operations that the broker denies. `needed`: topic → its operations.
 
-    The topics must have been described with their operations. A broker that does not say which operations it allows is
-    assumed to allow all.
+    The topics must have been described with their operations. A broker that does not say which
+    operations it allows is assumed to allow all.
     """
     denied: list[Operation] = []
     for topic, description in described.items():
@@ -115,12 +123,12 @@ def topic_denied(kafka: Mapping[str, str], operation: str, topic: str) -> Access
 
 
 def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> AccessDenied:
-    """The error for denied operations. It names this client, and the commands that allow the operations."""
+    """The error for denied operations. It names this client, and commands that allow them."""
     denied = ", and ".join(map(str, operations))
     return AccessDenied(
         f"Kafka at {_address(kafka)} denies {client_name(kafka)} {denied}.",
-        next_step=f"Allow it: {allowing_commands(kafka, operations)}. Also remove rules that deny it: "
-        "kafka-acls.sh --list shows them.",
+        next_step=f"Allow it: {allowing_commands(kafka, operations)}. Also remove rules that deny "
+        "it: kafka-acls.sh --list shows them.",
     )
 
 
@@ -132,8 +140,9 @@ def client_name(kafka: Mapping[str, str]) -> str:
 
 def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:
     """The commands that allow the operations to this client."""
-    user = kafka.get("sasl.username", "") or "NAME"
-    allow = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add --allow-principal User:{user}"
+    principal = f"User:{kafka.get('sasl.username', '') or 'NAME'}"
+    command = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add"
+    allow = f"{command} --allow-principal {principal}"
     return "; ".join(f"{allow} {operation.options}" for operation in operations)
 
 

@@ -282,7 +282,12 @@ class RangeReader:
             if error is not None and (is_denial(error) or error.code() in _NO_TOPIC):
                 raise self._failure(error, (topic, partition), DESCRIBE)
 
-    def _failure(self, error: KafkaError, partition: Partition, operation: str = READ) -> EngineError:
+    def _failure(
+        self,
+        error: KafkaError,
+        partition: Partition,
+        operation: str = READ,
+    ) -> EngineError:
         topic, number = partition
         if is_denial(error):
             return topic_denied(self._kafka, operation if number >= 0 else DESCRIBE, topic)
@@ -293,7 +298,8 @@ class RangeReader:
             next_step = "Check that the broker is running and that its disk has no errors."
         # The error of a whole topic has the number -1, and the error of the client has no topic.
         where = f"{topic}, partition {number}" if topic and number >= 0 else topic or "records"
-        return EngineError(f"Reading {where} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
+        detail = f"Reading {where} from Kafka at {address}: {sentence(error.str())}"
+        return EngineError(detail, next_step=next_step)
 
     def _silence(self) -> BrokersUnreachable:
         topic, partition = min(self._wanted)

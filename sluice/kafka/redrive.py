@@ -41,7 +41,14 @@ from sluice.kafka.dead_letter_topic import (
 )
 from sluice.kafka.denied_operations import WRITE, denial, denial_named
 from sluice.kafka.redrive_topic import batches_of, require_redrive_topic, transactional_id
-from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, as_bytes, headers_of, records_at, require_writable
+from sluice.kafka.topics import (
+    HEADERS_UNREADABLE,
+    Headers,
+    as_bytes,
+    headers_of,
+    records_at,
+    require_writable,
+)
 from sluice.values.record_places import Place
 from sluice.values.topic_patterns import named_or_matching
 

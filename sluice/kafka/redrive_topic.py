@@ -1,7 +1,8 @@
-"""The topic that says which dead letters were re-driven, and the record that remembers which topic that is.
+"""The topic that says which dead letters were re-driven, and the record that remembers its id.
 
-If this topic were lost without a word, the next re-drive would write every record to its source topic a second time.
-Therefore the topic's id is in the topic of the pipeline's batches, `PIPELINE_markers`, under a key that no batch has.
+If this topic were lost without a word, the next re-drive would write every record to its source
+topic a second time. Therefore the topic's id is in the topic of the pipeline's batches,
+`PIPELINE_markers`, under a key that no batch has.
 """
 
 from __future__ import annotations
@@ -40,20 +41,26 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
     if remembered and remembered != now:
         happened = "was deleted" if now is None else "was deleted and created again"
         raise OutputError(
-            f"Topic {topic} {happened}. It said which dead letters of {pipeline} were re-driven: without it, their "
-            "records would be written to their source topics a second time. Nothing was re-driven.",
-            next_step="If you have a copy of the topic, restore it. Then accept the topic as it is: sluice topics "
-            f"accept {pipeline}. All dead letters without a marker then count as not re-driven, so re-drive only those "
-            f"that came after the last re-drive: sluice dead-letters redrive {pipeline} --since TIME.",
+            f"Topic {topic} {happened}. It said which dead letters of {pipeline} were re-driven: "
+            "without it, their records would be written to their source topics a second time. "
+            "Nothing was re-driven.",
+            next_step="If you have a copy of the topic, restore it. Then accept the topic as it "
+            f"is: sluice topics accept {pipeline}. All dead letters without a marker then count as "
+            "not re-driven, so re-drive only those that came after the last re-drive: sluice "
+            f"dead-letters redrive {pipeline} --since TIME.",
         )
     if remembered is None:
         compacted = {"cleanup.policy": "compact"}
-        create_topics(kafka, [Topic(topic, config=compacted), Topic(batches_of(pipeline), config=compacted)])
+        names = topic, batches_of(pipeline)
+        create_topics(kafka, [Topic(name, config=compacted) for name in names])
         _remember(pipeline, producer, topic_ids(kafka, [topic], ANSWER_SECONDS)[topic])
 
 
 def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """Let the next re-drive use the topic as it is now. Returns the topic's name if it was deleted, or else None."""
+    """Let the next re-drive use the topic as it is now.
+
+    Returns the topic's name if it was deleted, or else None.
+    """
     topic = markers_of(pipeline)
     remembered = _remembered_id(kafka, pipeline)
     now = topic_ids(kafka, [topic], ANSWER_SECONDS).get(topic)
@@ -65,8 +72,8 @@ def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
             producer.init_transactions(TIMEOUT_S)
             _remember(pipeline, producer, now)
     except KafkaException as error:
-        reason = error.args[0].str()
-        raise denial(kafka, error) or EngineError(f"The topic {topic} was not accepted: {sentence(reason)}") from None
+        detail = f"The topic {topic} was not accepted: {sentence(error.args[0].str())}"
+        raise denial(kafka, error) or EngineError(detail) from None
     return topic
 
 

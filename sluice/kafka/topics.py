@@ -90,12 +90,13 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
     with broker_errors(kafka):
-        created = tuple(
-            name for name, future in futures.items() if _was_created(kafka, name, future.exception(_TIMEOUT_S))
-        )
+        created: list[str] = []
+        for name, future in futures.items():
+            if _was_created(kafka, name, future.exception(_TIMEOUT_S)):
+                created.append(name)
     # Another client may have created a topic that exists only a moment ago.
     _wait_until_listed(kafka, admin, futures.keys())
-    return created
+    return tuple(created)
 
 
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
@@ -140,9 +141,10 @@ def _was_created(kafka: Mapping[str, str], name: str, error: BaseException | Non
         reason = error.args[0].str()
         if is_denial(error.args[0]):
             command = allowing_commands(kafka, [on_topic(CREATE, name)])
+            others = f"let {client_name(kafka)} create it: {command}"
             raise AccessDenied(
                 f"Topic {name} was not created: {sentence(reason)}",
-                next_step=f"Create the topic yourself, or let {client_name(kafka)} create it: {command}.",
+                next_step=f"Create the topic yourself, or {others}.",
             )
     raise EngineError(
         f"Topic {name} was not created: {sentence(reason)}",
@@ -294,7 +296,8 @@ def described_topics(
 ) -> dict[str, TopicDescription]:
     """Topic → its description, without the missing topics. The broker reads only these topics.
 
-    With `with_operations`, the broker also says which operations it allows to this client, unless it cannot say that.
+    With `with_operations`, the broker also says which operations it allows to this client, unless
+    it cannot say that.
 
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a topic.
     """
@@ -315,12 +318,13 @@ def described_topics(
 
 
 def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
-    """Raise EngineError if one of the topics is gone, or AccessDenied if Kafka denies to write to it.
+    """Raise EngineError if one of the topics is gone, or if Kafka denies to write to it.
 
     Explains why a write fails or takes long. Does nothing if no broker answers.
     """
     try:
-        described = described_topics(silent_admin(kafka), topics, ANSWER_SECONDS, with_operations=True)
+        admin = silent_admin(kafka)
+        described = described_topics(admin, topics, ANSWER_SECONDS, with_operations=True)
     except KafkaException as error:
         if (denied := denial(kafka, error)) is not None:
             raise denied from None

@@ -156,9 +156,10 @@ def _partitions(
     admin: AdminClient,
     topics: Iterable[str],
 ) -> tuple[list[TopicPartition], str, frozenset[str]]:
-    """The partitions of the topics that exist, the address of a broker that has one of them, and the denied topics.
+    """The partitions of the topics, the address of a broker with one of them, and denied topics.
 
-    Without a pattern, only these topics are asked for, however many the cluster has.
+    Topics that do not exist are omitted. Without a pattern, only these topics are asked for,
+    however many the cluster has.
     """
     partitions: list[TopicPartition] = []
     broker = ""
@@ -175,7 +176,8 @@ def _partitions(
             described = future.result(ANSWER_SECONDS)
         except KafkaException as error:
             reason = error.args[0]
-            # One topic that may not be described must not hide the others, which other pipelines may read.
+            # One topic that may not be described must not hide the others, which other pipelines
+            # may read.
             if is_denial(reason):
                 denied.add(name)
             elif reason.code() not in _MISSING_TOPIC:

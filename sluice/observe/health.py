@@ -45,7 +45,9 @@ def failures_of(
     generation = figures.generations.get(pipeline)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if "input" not in recorded and (missing or (lag is None and lag_error)):
-        away = InputAway(lag_error) if lag is None else input_away(missing, read=lag.positions, denied=lag.denied)
+        away = InputAway(lag_error)
+        if lag is not None:
+            away = input_away(missing, read=lag.positions, denied=lag.denied)
         failures.append(Failure.of(away, pipeline, kind="input"))
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
@@ -78,7 +80,8 @@ def input_away(
         do = "does" if len(never_read) == 1 else "do"
         details.append(f"{_topics(never_read)} {do} not exist. The pipeline has never read from there.")
     if hidden:
-        details.append(f"{_topics(hidden)} cannot be found: Kafka denies Sluice the operation DESCRIBE.")
+        denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
+        details.append(f"{_topics(hidden)} {denial}")
     next_step = _DELETED if deleted else _NEVER_READ
     if hidden and not deleted and not never_read:
         next_step = _DENIED

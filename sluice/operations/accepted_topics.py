@@ -1,4 +1,4 @@
-"""Accepts topics that a pipeline writes and that were deleted, so that it goes on with the topics as they are now."""
+"""Accepts topics that a pipeline writes and that were deleted, so that the pipeline goes on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from sluice.state.ledger.ledger import Ledger
 
 
 def accept_topics(job: Job, settings: Settings, *, restored: bool = False) -> list[str]:
-    """Accept the topics of outputs, dead letters and re-drive markers as they are now. Returns those that were deleted.
+    """Accept the topics of outputs, dead letters and re-drive markers as they are now.
 
-    With `restored`, the topics have all of their records again. Otherwise, the next run creates the topics that are
-    missing, and if it repeats a batch whose driver has ended, it writes the batch's records to these topics again.
+    Returns those that were deleted.
 
-    Raises LeaseError while a run is in progress, and EngineError if a topic cannot be restored because it is missing.
+    With `restored`, the topics have all of their records again. Otherwise, the next run creates the
+    topics that are missing, and if it repeats a batch whose driver has ended, it writes the batch's
+    records to these topics again.
+
+    Raises LeaseError while a run is in progress, and EngineError if a topic cannot be restored
+    because it is missing.
     """
     kafka, name, markers = settings.kafka, job.pipeline.name, job.pipeline.markers
     holder = this_process(settings.run or "accept")
@@ -41,7 +45,8 @@ def accept_topics(job: Job, settings: Settings, *, restored: bool = False) -> li
                     _require_existing(changed, ids)
                 if marker is not None and changed:
                     now = {topic: ids[topic] for topic in changed if topic in ids}
-                    output.replace_newest(marker.restored(now) if restored else marker.without(changed))
+                    marker = marker.restored(now) if restored else marker.without(changed)
+                    output.replace_newest(marker)
     redriven = accept_redrive_topic(kafka, name)
     return changed if redriven is None else [*changed, redriven]
 
@@ -51,5 +56,5 @@ def _require_existing(topics: Iterable[str], ids: Collection[str]) -> None:
     if missing:
         raise EngineError(
             f"There is no topic {', '.join(missing)}, so it was not restored.",
-            next_step="Create it and write its records back, or accept the loss without --restored.",
+            next_step="Write its records back first, or accept the loss without --restored.",
         )

@@ -45,7 +45,7 @@ class PlannedPipeline:
     contracts: Mapping[str, Mapping[str, str]]
     """Topic or pattern → the fields of the contract of its values (see `contract_fields`)."""
     output_fields: Mapping[str, Mapping[str, str]]
-    """Topic or table → the fields of the values that are written to it, each with its type, if it is known."""
+    """Topic or table → the fields of the values written to it, with types as far as known."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
 

@@ -76,10 +76,14 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         steps=steps,
         text=drawing.text(pipeline),
         svg=drawing.svg(pipeline),
-        contracts={source.topic: contract_fields(source.serde.contract) for source in _sources(pipeline)},
+        contracts=_contracts(pipeline),
         output_fields=_output_fields(pipeline),
         depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps)) is not None,
     )
+
+
+def _contracts(pipeline: Pipeline) -> dict[str, dict[str, str]]:
+    return {source.topic: contract_fields(source.serde.contract) for source in _sources(pipeline)}
 
 
 def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:

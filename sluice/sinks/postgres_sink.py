@@ -288,9 +288,9 @@ class PostgresTables:
         """A transaction. Raises EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
-                # The database's address may be that of a connection pooler, such as PgBouncer, which
-                # gives each transaction another connection. So nothing may outlast the transaction:
-                # neither settings nor prepared statements.
+                # The database's address may be that of a connection pooler, such as PgBouncer,
+                # which gives each transaction another connection. So nothing may outlast the
+                # transaction: neither settings nor prepared statements.
                 database.isolation_level = IsolationLevel.READ_COMMITTED
                 database.prepare_threshold = None
                 set_settings(database, _SETTINGS, of_transaction=True)

@@ -34,7 +34,7 @@ LOCKED_SECONDS = 8.0
 ANSWER_SECONDS = 9.0
 """An access to a database fails if the server has not answered after this time."""
 SILENT_SECONDS = 60
-"""PostgreSQL ends a transaction whose client has been silent for this time, so that its locks do not block others."""
+"""PostgreSQL ends a transaction whose client was silent for this time, which frees its locks."""
 _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
@@ -108,8 +108,8 @@ def advice(reason: str) -> str:
     """The next step after an error of PostgreSQL whose cause its text shows; otherwise empty."""
     if "read-only transaction" in reason:
         return (
-            "The server or its database is read-only. Use the address of the primary server, or switch "
-            "default_transaction_read_only off."
+            "The server or its database is read-only. Use the address of the primary server, or "
+            "switch default_transaction_read_only off."
         )
     if "certificate" not in reason:
         return ""

@@ -1,8 +1,8 @@
 """Checks whether a PostgreSQL address can be used for the ledger or for shards.
 
-Sluice's connections keep settings and prepared statements for a whole session. A connection pooler that gives each
-transaction another connection, such as PgBouncer with `pool_mode=transaction`, would mix them up between connections:
-a statement would then read the tables of another shard.
+Sluice's connections keep settings and prepared statements for a whole session. A connection pooler
+that gives each transaction another connection, such as PgBouncer with `pool_mode=transaction`,
+would mix them up between connections: a statement would then read the tables of another shard.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from sluice.state.shard.addresses import is_remote
 from sluice.state.time_limits import waits_limited
 
 _ROUNDS = 2
-"""How often the check repeats its questions: a pooler may give a connection the same server process by chance."""
+"""How often the questions are repeated: a pooler may give a client the same process by chance."""
+_CONDITION = """SELECT pg_is_in_recovery(), current_setting('transaction_read_only'),
+    current_database()"""
 
 
 def require_usable(url: URL, what: str, variable: str) -> None:
-    """Raise SettingsError for a pooler of transactions, and StateError for a server or a database that is read-only.
+    """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
 
-    `what` is what the database holds, and `variable` the environment variable with its address. Does nothing for
-    SQLite.
+    `what` is what the database holds, and `variable` the environment variable with its address.
+    Does nothing for SQLite.
     """
     if url.get_backend_name() == "sqlite":
         return
@@ -35,11 +37,12 @@ def require_usable(url: URL, what: str, variable: str) -> None:
         with waits_limited(ANSWER_SECONDS):
             _require_usable(url, what, variable)
     except psycopg.Error as error:
-        raise StateError(f"The database of the {what} cannot be used: {first_line(error)}") from error
+        detail = f"The database of the {what} cannot be used: {first_line(error)}"
+        raise StateError(detail) from error
 
 
 def require_usable_shards(addresses: Iterable[str]) -> None:
-    """Call `require_usable` for the databases of shards, of which this process opens the shards itself."""
+    """Call `require_usable` for the databases of those shards that this process opens itself."""
     databases: dict[URL, None] = {}
     for address in addresses:
         if not is_remote(address):
@@ -52,38 +55,39 @@ def _require_usable(url: URL, what: str, variable: str) -> None:
     with _connect(url) as first, _connect(url) as second:
         if _is_mixed_up(first, second):
             raise SettingsError(
-                f"The address of the {what} is that of a connection pooler that gives each transaction another "
-                "connection to PostgreSQL, such as PgBouncer with pool_mode=transaction. Sluice needs connections "
-                "for whole sessions.",
-                next_step=f"Set {variable} to the address of the PostgreSQL server itself, or of a pool with "
-                "pool_mode=session.",
+                f"The address of the {what} is that of a connection pooler that gives each "
+                "transaction another connection to PostgreSQL, such as PgBouncer with "
+                "pool_mode=transaction. Sluice needs connections for whole sessions.",
+                next_step=f"Set {variable} to the address of the PostgreSQL server itself, or of a "
+                "pool with pool_mode=session.",
             )
-        row = first.execute("SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), current_database()")
-        is_standby, read_only, database = row.fetchone()
+        is_standby, read_only, database = first.execute(_CONDITION).fetchone()
     if is_standby:
         raise StateError(
             f"The PostgreSQL server of the {what} is a standby, which answers only reads.",
-            next_step=f"Set {variable} to the address of the primary server. An address with several hosts finds it "
-            "with target_session_attrs=read-write.",
+            next_step=f"Set {variable} to the address of the primary server. An address with "
+            "several hosts finds it with target_session_attrs=read-write.",
         )
     if read_only == "on":
         raise StateError(
             f"The database of the {what} is read-only: default_transaction_read_only is on.",
-            next_step=f"If that is no longer intended: ALTER DATABASE {database} SET default_transaction_read_only = "
-            "off. The role or the server may have the setting, too.",
+            next_step=f"If that is no longer intended: ALTER DATABASE {database} SET "
+            "default_transaction_read_only = off. The role or the server may have it, too.",
         )
 
 
 def _is_mixed_up(first: Any, second: Any) -> bool:
-    """Whether two connections share a server process, or a connection has different ones in different transactions."""
+    """Whether two connections share a server process, or one connection changes its process."""
     processes: tuple[set[int], set[int]] = (set(), set())
     for _ in range(_ROUNDS):
-        # In this order, the processes differ for a pooler that takes them in turn, however many it has.
+        # In this order, the processes differ for a pooler that takes them in turn, however many it
+        # has.
         for number in (0, 1, 1, 0):
             connection = (first, second)[number]
             (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
             processes[number].add(process)
-            # After the first two questions, most poolers are recognized. The others may have no free process.
+            # After the first two questions, most poolers are recognized. The others may have no
+            # free process.
             if len(processes[number]) > 1 or processes[0] & processes[1]:
                 return True
     return False

@@ -102,8 +102,9 @@ def connect(
 ) -> BoundedConnection:
     """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
 
-    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is given, the session gets
-    its settings and those in `SESSION`. Without it, each transaction must call `set_settings` if it needs settings.
+    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
+    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
+    call `set_settings` if it needs settings.
     """
     address = {
         "connect_timeout": CONNECT_SECONDS,
@@ -131,7 +132,10 @@ def set_settings(
     *,
     of_transaction: bool = False,
 ) -> None:
-    """Set settings of the session, or only of the present transaction. Omits those that the server does not know."""
+    """Set settings of the session, or only of the present transaction.
+
+    Omits those that the server does not know.
+    """
     version = connection.info.server_version
     known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}
     calls = ", ".join(["set_config(%s, %s, %s)"] * len(known))

@@ -15,7 +15,7 @@ class ContractChange:
     text: str
     """What has changed, such as `the field vat is new and required`."""
     rejected: str
-    """The records that are rejected now and were not before, such as `records without it`; empty if there are none."""
+    """The records that are rejected only now, such as `records without it`, if any."""
 
 
 def contract_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ContractChange]:
@@ -35,18 +35,21 @@ def _change(path: str, before: Mapping[str, str], now: Mapping[str, str]) -> Con
     if path.endswith(UNKNOWN_FIELDS):
         of_object = path.removesuffix(UNKNOWN_FIELDS).rstrip(".") or "the value"
         if new == FORBIDDEN:
-            return ContractChange(f"{of_object} forbids unknown fields", "records with other fields")
+            text = f"{of_object} forbids unknown fields"
+            return ContractChange(text, "records with other fields")
         return ContractChange(f"{of_object} allows unknown fields", "")
     if path.endswith(">"):
         member = path.rpartition("<")[2].rstrip(">")
         if new is None:
-            return ContractChange(f"values of {member} are no longer declared", f"records with a {member}")
+            text = f"values of {member} are no longer declared"
+            return ContractChange(text, f"records with a {member}")
         return ContractChange(f"values of {member} are new", "")
     name = f"the field {path}" if path else "the value"
     if new is None:
         outer = path.rpartition(".")[0]
         forbids = f"{outer}.{UNKNOWN_FIELDS}" if outer else UNKNOWN_FIELDS
-        return ContractChange(f"{name} was removed", "records with it" if now.get(forbids) == FORBIDDEN else "")
+        rejected = "records with it" if now.get(forbids) == FORBIDDEN else ""
+        return ContractChange(f"{name} was removed", rejected)
     if old is None:
         if new.endswith(OPTIONAL):
             return ContractChange(f"{name} is new and optional", "")
@@ -80,7 +83,7 @@ def _bare(text: str) -> str:
 
 
 def _outer(path: str) -> str:
-    """The path of the object, the list or the member of a union to which a field belongs; empty if there is none."""
+    """The path of the object, list or member of a union to which a field belongs, if any."""
     if path.endswith("[]"):
         return path.removesuffix("[]")
     if path.endswith(">"):

@@ -1,4 +1,4 @@
-"""The fields of a contract as plain text, so that the ledger can keep them and later contracts can be compared."""
+"""The fields of a contract as plain texts, which the ledger keeps to compare later contracts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONAL = ", optional"
 NULLABLE = " or null"
 """The end of the type of a field whose value may be null."""
 UNKNOWN_FIELDS, FORBIDDEN = "(unknown fields)", "forbidden"
-"""The name and the text of the entry of an object that must not have fields that the contract does not name."""
+"""The entry of an object that must not have fields which the contract does not name."""
 _ONE_OF = "one of "
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 """The limits that msgspec checks, by the names of its `Meta`."""
@@ -26,8 +26,8 @@ _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 def contract_fields(contract: Any) -> dict[str, str]:
     """Path of a field → its type, such as `BIGINT`, `STRING or null` or `DATE, optional`.
 
-    A path such as `lines[].price` leads to the field of an object in a list. The path of a value without fields is
-    empty.
+    A path such as `lines[].price` leads to the field of an object in a list. The path of a value
+    without fields is empty.
     """
     fields: dict[str, str] = {}
     _add(fields, "", type_info(contract), "")
@@ -78,7 +78,9 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
     if isinstance(kind, inspect.UnionType):
         members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(members) < len(kind.types):
-            return (members[0] if len(members) == 1 else inspect.UnionType(tuple(members))), NULLABLE
+            if len(members) == 1:
+                return members[0], NULLABLE
+            return inspect.UnionType(tuple(members)), NULLABLE
     return kind, ""
 
 

@@ -280,9 +280,9 @@ class ModelStructs:
 
 
 def required_fields(struct: Any) -> frozenset[str] | None:
-    """The JSON names of the fields without which a model is invalid, for the Struct that stores the model.
+    """The JSON names of the fields without which a model is invalid.
 
-    None for a class that stores no model.
+    `struct` is the class that stores the model. Returns None for a class that stores no model.
     """
     model: Any = getattr(struct, "__made_for__", None)
     if not is_model(model):

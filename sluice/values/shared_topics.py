@@ -1,4 +1,4 @@
-"""Topics that several pipelines of a folder write. Each pipeline is right on its own, so no file is refused."""
+"""Topics that several pipelines write. Each pipeline is right on its own, so none is refused."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from sluice.values.phrases import joined
 
 @dataclass(frozen=True)
 class SharedTopic:
-    """A topic to which several pipelines write, or which one writes and another keeps for itself."""
+    """A topic that several pipelines write, or that one writes and another keeps for itself."""
 
     topic: str
     pipelines: tuple[str, ...]
     """The pipelines that write the topic."""
     owner: str = ""
-    """The pipeline that keeps its own records in the topic, such as dead letters; empty if none does."""
+    """The pipeline that keeps records of its own in the topic, such as dead letters, if any."""
 
     def __str__(self) -> str:
         writers = joined(self.pipelines)
         if self.owner:
             write = "writes" if len(self.pipelines) == 1 else "write"
             return (
-                f"{writers} {write} the topic {self.topic}, which {self.owner} keeps for itself. The next run of "
-                f"{self.owner} may find records there that it cannot read, and stop. Choose another topic."
+                f"{writers} {write} the topic {self.topic}, which {self.owner} keeps for itself. "
+                f"The next run of {self.owner} may find records there that it cannot read, and "
+                "stop. Choose another topic."
             )
         both = "both write" if len(self.pipelines) == 2 else "all write"
         return (
-            f"{writers} {both} the topic {self.topic}. Each writes in transactions of its own, so their records are "
-            "mixed in any order, and for a key that several of them write, the latest record decides. If one of them "
-            "is a copy of another, every result is in the topic twice."
+            f"{writers} {both} the topic {self.topic}. Each writes in transactions of its own, so "
+            "their records are mixed in any order, and for a key that several of them write, the "
+            "latest record decides. If one of them is a copy of another, every result is in the "
+            "topic twice."
         )
 
 
 def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
-    """The topics that several pipelines write, sorted. `outputs`: pipeline → the names of its outputs.
+    """The topics that several pipelines write, sorted.
 
-    Leaves out tables, which a pipeline claims for itself when it writes them first.
+    `outputs`: pipeline → the names of its outputs. Leaves out tables, which a pipeline claims for
+    itself when it writes them first.
     """
     writers: dict[str, list[str]] = {}
     for pipeline, names in sorted(outputs.items()):
@@ -56,7 +59,7 @@ def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
 
 
 def _owner(topic: str, pipelines: Iterable[str]) -> str:
-    """The pipeline that keeps its dead letters, its markers or the markers of its re-drives in a topic."""
+    """The pipeline that keeps its dead letters or markers in a topic; empty if there is none."""
     for ending in ("_dead_letters", "_markers", "_redriven"):
         if topic.endswith(ending) and topic.removesuffix(ending) in pipelines:
             return topic.removesuffix(ending)

@@ -307,7 +307,7 @@ def broker_restart(episode: Episode) -> str:
 
 
 def lost_output(episode: Episode) -> str:
-    """An output is deleted between two runs or two batches, or within a batch. Then it is restored from a copy."""
+    """An output is deleted between runs or batches, or within a batch, and then restored."""
     outputs = [*dict.fromkeys(plan(episode.pipeline).job.outputs)]
     if not episode.ends or not outputs:
         return "no output is deleted"

@@ -115,7 +115,8 @@ class Episode(Running):
         return self._hosts
 
     def exists(self, topic: str) -> bool:
-        return topic in AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=20).topics
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        return topic in admin.list_topics(timeout=20).topics
 
     def delete(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})

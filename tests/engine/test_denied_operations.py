@@ -1,4 +1,4 @@
-"""Kafka denies a run an operation: within seconds, the error names the operation, the topic, the user and a command."""
+"""Kafka denies a run an operation: the error names operation, topic, user and a command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from sluice import Pipeline
 from sluice.errors import AccessDenied, EngineError
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
+from sluice.kafka.unread_records import read_lag
 from sluice.local.broker import EmbeddedKafka
+from sluice.observe.health import input_away
 from sluice.settings import Settings
 from tests.chaos.actions import POINTS, interrupted
 from tests.engine.conftest import Running
@@ -53,7 +55,10 @@ def copied(names: Names) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, int]]:
-    """A broker with access control, and the port at which the user `sluice` logs in. Its other listener allows all."""
+    """A broker with access control, and the port at which the user `sluice` logs in.
+
+    Its other listener allows everything.
+    """
     port = free_port()
     listener = f"SASL_PLAINTEXT://127.0.0.1:{port}"
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_sluice="secret";'
@@ -108,7 +113,11 @@ def deny(admin: AdminClient) -> Deny:
 
 
 @pytest.fixture
-def running(secured: tuple[EmbeddedKafka, int], fresh_name: Callable[[str], str], tmp_path: Path) -> Running:
+def running(
+    secured: tuple[EmbeddedKafka, int],
+    fresh_name: Callable[[str], str],
+    tmp_path: Path,
+) -> Running:
     """A pipeline that has read one record, and has another one to read."""
     broker, port = secured
     names = Names(fresh_name("denied"))
@@ -121,7 +130,8 @@ def running(secured: tuple[EmbeddedKafka, int], fresh_name: Callable[[str], str]
         "sasl.password": "secret",
         "log_level": "0",
     }
-    settings = Settings.read({"SLUICE_HOME": str(tmp_path / "home"), "SLUICE_KAFKA": json.dumps(kafka)})
+    about = {"SLUICE_HOME": str(tmp_path / "home"), "SLUICE_KAFKA": json.dumps(kafka)}
+    settings = Settings.read(about)
     made = Running(SparkInProcess.session(), names, copied(names), settings, broker)
     made.send("items", b'{"n":0}')
     made.run()
@@ -130,7 +140,7 @@ def running(secured: tuple[EmbeddedKafka, int], fresh_name: Callable[[str], str]
 
 
 def denied(run: Callable[[], object], *operations: str) -> None:
-    """The run ends within ten seconds, with an error that names the user, and each operation with its command."""
+    """The run ends within ten seconds. The error names the user, and operations with commands."""
     begun = time.monotonic()
     with pytest.raises(AccessDenied) as raised:
         run()
@@ -178,7 +188,11 @@ def test_all_missing_permissions_are_named_at_once(running: Running, deny: Deny)
 
 
 @pytest.mark.parametrize("operation", ["WRITE", "DESCRIBE"])
-def test_a_run_does_not_begin_without_its_transactional_id(running: Running, deny: Deny, operation: str) -> None:
+def test_a_run_does_not_begin_without_its_transactional_id(
+    running: Running,
+    deny: Deny,
+    operation: str,
+) -> None:
     name = f"sluice.{running.names.prefix}"
     deny(TRANSACTIONS, name, operation)
     denied(running.run, f"WRITE on the transactional id {name}")
@@ -204,7 +218,11 @@ def test_a_permission_is_withdrawn_within_a_batch(
     assert running.snapshot().batch == 0
 
 
-def test_the_run_goes_on_when_it_is_allowed_again(running: Running, deny: Deny, admin: AdminClient) -> None:
+def test_the_run_goes_on_when_it_is_allowed_again(
+    running: Running,
+    deny: Deny,
+    admin: AdminClient,
+) -> None:
     deny(TOPIC, running.names("copies"), "WRITE")
     denied(running.run)
     forget_rules(admin)
@@ -213,7 +231,11 @@ def test_the_run_goes_on_when_it_is_allowed_again(running: Running, deny: Deny, 
 
 
 @pytest.mark.parametrize("operation", ["READ", "DESCRIBE"])
-def test_a_permission_is_withdrawn_while_a_run_lingers(running: Running, deny: Deny, operation: str) -> None:
+def test_a_permission_is_withdrawn_while_a_run_lingers(
+    running: Running,
+    deny: Deny,
+    operation: str,
+) -> None:
     running.settings = replace(running.settings, linger_ms=60_000)
 
     def withdraw() -> None:
@@ -226,6 +248,32 @@ def test_a_permission_is_withdrawn_while_a_run_lingers(running: Running, deny: D
     other.start()
     denied(running.run, f"{operation} on the topic {running.names('items')}")
     other.join()
+
+
+def test_a_lingering_run_needs_no_record_to_notice(running: Running, deny: Deny) -> None:
+    running.settings = replace(running.settings, linger_ms=60_000)
+
+    def withdraw() -> None:
+        while running.snapshot().batch == 0:
+            time.sleep(0.05)
+        deny(TOPIC, running.names("copies"), "WRITE")
+
+    other = threading.Thread(target=withdraw)
+    other.start()
+    denied(running.run, f"WRITE on the topic {running.names('copies')}")
+    other.join()
+
+
+def test_one_topic_that_may_not_be_described_hides_no_other(running: Running, deny: Deny) -> None:
+    deny(TOPIC, running.names("items"), "DESCRIBE")
+    topics = [running.names("items"), running.names("copies"), "nowhere"]
+    lag = read_lag(AdminClient({**running.settings.kafka}), topics, {})
+    assert lag.ends == {running.names("copies"): {0: 2}}, "a record and the end of its transaction"
+    assert lag.denied == {running.names("items")}
+    assert lag.missing(topics) == sorted(["nowhere", running.names("items")])
+    away = input_away(lag.missing(topics), read=lag.positions, denied=lag.denied)
+    hidden = f"Topic {running.names('items')} cannot be found: Kafka denies Sluice the operation"
+    assert hidden in away.detail
 
 
 def test_tasks_that_write_at_least_once_name_the_topic(running: Running, deny: Deny) -> None:
@@ -241,7 +289,10 @@ def test_a_topic_may_not_be_created(running: Running, deny: Deny) -> None:
     items = running.pipeline.stream(running.names("others"), value=Item)
     items.to(running.names("new"))
     running.kafka.create_topics({running.names("others"): 1})
-    with pytest.raises(EngineError, match=rf"Topic {running.names('new')} was not created.*let the user sluice create"):
+    with pytest.raises(
+        EngineError,
+        match=rf"Topic {running.names('new')} was not created.*let the user sluice create",
+    ):
         running.run()
 
 

@@ -1,8 +1,10 @@
-"""A run stops if a topic that it has written was deleted, whenever that happens, and says what leads out."""
+"""A run stops if a topic that it has written was deleted at any moment, and says what leads out."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,10 +77,11 @@ def accept(running: Running) -> list[str]:
 
 
 def refused(running: Running, topic: str, **how: int) -> OutputError:
-    """The error of a run. It comes within ten seconds, and names the topic and the command that leads out."""
+    """The error of a run: it comes within ten seconds, and names the topic and what leads out."""
     begun = time.monotonic()
     with pytest.raises(
-        OutputError, match=rf"Topic {topic} was deleted.*sluice topics accept {running.names.prefix}"
+        OutputError,
+        match=rf"Topic {topic} was deleted.*sluice topics accept {running.names.prefix}",
     ) as e:
         running.run(**how)
     assert time.monotonic() - begun < 10
@@ -93,7 +96,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def running(start: Start) -> Running:
-    """A pipeline that has written one batch with the records 0 and 1, and has the records 2 and 3 to read."""
+    """A pipeline that has written a batch with the records 0 and 1, and has 2 and 3 to read."""
     made = start(copied)
     send(made, 0, 1)
     made.run()
@@ -217,11 +220,31 @@ def test_an_output_that_is_lost_between_two_batches_ends_the_run(
     assert copies(running) == [3]
 
 
+def test_a_lingering_run_notices_a_lost_output(
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_topics, "_WATCH_S", 0.3)
+    running.settings = dataclasses.replace(running.settings, linger_ms=60_000)
+    topic = running.names("copies")
+
+    def lose() -> None:
+        while running.snapshot().batch == 0:
+            time.sleep(0.05)
+        delete(running, topic)
+
+    other = threading.Thread(target=lose)
+    other.start()
+    refused(running, topic)
+    other.join()
+    assert running.snapshot().batch == 1
+
+
 def test_lost_markers_are_named_within_a_run(running: Running) -> None:
     markers = running.pipeline.markers
     with (
         interrupted(POINTS["before the output"], lambda: delete(running, markers)),
-        pytest.raises(OutputError, match=rf"topic {markers} was deleted during the run.*sluice rebuild"),
+        pytest.raises(OutputError, match=rf"{markers} was deleted during the run.*sluice rebuild"),
     ):
         running.run()
     assert copies(running) == [0, 1]

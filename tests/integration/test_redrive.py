@@ -104,7 +104,11 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_nothing_is_re_driven_twice_when_the_markers_are_lost(shop: Shop, kafka: EmbeddedKafka, again: bool) -> None:
+def test_nothing_is_re_driven_twice_when_the_markers_are_lost(
+    shop: Shop,
+    kafka: EmbeddedKafka,
+    again: bool,
+) -> None:
     shop.reject(b"1")
     assert shop.redrive() == (1, {})
     topic = dead_letter_topic.markers_of(shop.name)
@@ -113,8 +117,9 @@ def test_nothing_is_re_driven_twice_when_the_markers_are_lost(shop: Shop, kafka:
         kafka.create_topics({topic: 1})
     shop.reject(b"2")
     happened = "was deleted and created again" if again else "was deleted"
+    text = rf"Topic {topic} {happened}\..*sluice topics accept {shop.name}"
     for _ in range(2):
-        with pytest.raises(OutputError, match=rf"Topic {topic} {happened}\..*sluice topics accept {shop.name}"):
+        with pytest.raises(OutputError, match=text):
             shop.redrive()
     assert len(shop.records) == 1
     assert accept_redrive_topic(shop.kafka, shop.name) == topic

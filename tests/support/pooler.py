@@ -1,6 +1,7 @@
-"""A connection pooler for PostgreSQL: a client has a server's connection only while a transaction lasts.
+"""A connection pooler for PostgreSQL: a client has a connection only while a transaction lasts.
 
-It does what PgBouncer does with `pool_mode=transaction`, without a log-in, TLS or the cancelling of queries.
+It does what PgBouncer does with `pool_mode=transaction`, without a log-in, TLS or the cancelling of
+queries.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _pass_copy(client: Wire, server: Wire) -> None:
 
 @contextmanager
 def pooled(url: str, size: int = 1, *, takes_turns: bool = False) -> Iterator[str]:
-    """The address of a pooler of a database. Its connections stay open for those clients that are still there."""
+    """The address of a pooler of a database. It serves present clients even after the block."""
     pooler = Pooler(make_url(url), size, takes_turns)
     with closing(pooler.listener):
         yield pooler.address

@@ -38,9 +38,10 @@ NO_LIMITS = TopicLimits(size=2**31, after_ms=_ANY_TIME)
 
 @contextlib.contextmanager
 def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
-    """Convert Kafka's errors to EngineErrors that name the action, such as "Reading the markers", and the brokers.
+    """Convert Kafka's errors to EngineErrors that name the action and the brokers.
 
-    If Kafka has denied an operation, raises AccessDenied, which names the operation instead.
+    An example of an action is "Reading the markers". If Kafka has denied an operation, raises
+    AccessDenied, which names the operation instead.
     """
     try:
         yield

@@ -56,7 +56,8 @@ _FAST: dict[str, str | bool] = {
     "queue.buffering.max.kbytes": "1048576",
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
-    # After this time, the client gives up a topic that was deleted. All brokers know a new topic much earlier.
+    # After this time, the client gives up a topic that was deleted. All brokers know a new topic
+    # much earlier.
     "topic.metadata.propagation.max.ms": "3000",
     **ANY_SIZE,
 }
@@ -104,8 +105,8 @@ class Marker(msgspec.Struct, frozen=True):
     """Topic → the checksum of the batch's records without their headers, which may contain times
     and offsets."""
     ids: dict[str, str] = {}
-    """Topic → Kafka's id of the topic that the batch was written to. A topic that is deleted and created again has
-    another id, and lacks the records of this batch and of all batches before it."""
+    """Topic → Kafka's id of the topic that the batch was written to. A topic that is deleted and
+    created again has another id, and lacks the records of this and of all earlier batches."""
 
     def without(self, topics: Collection[str]) -> Self:
         """The marker of the batch as if it had not been written to these topics."""
@@ -241,7 +242,11 @@ class TransactionalOutput:
             self._require_same(marker, records)
         counts = dict(written)
         begun = False
-        with kafka_errors("Writing the output", self._kafka), self._denial_named(), self._rejections_raised():
+        with (
+            kafka_errors("Writing the output", self._kafka),
+            self._denial_named(),
+            self._rejections_raised(),
+        ):
             if batch.number > self.last_batch:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
@@ -255,7 +260,8 @@ class TransactionalOutput:
                 # to the pipeline after it was written.
                 if batch.number >= self.last_batch and table.num_rows:
                     begun = begun or self._begin_transaction()
-                    checksums[topic] += _produce(self._producer, topic, table, self._require_writable)
+                    total = _produce(self._producer, topic, table, self._require_writable)
+                    checksums[topic] += total
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
@@ -282,7 +288,7 @@ class TransactionalOutput:
         _queue(self._producer, self._require_writable, self._writer.markers, value, key)
 
     def _commit(self) -> None:
-        """Commit the transaction. While that takes long, ask whether the topics can be written at all.
+        """Commit the transaction. If that takes long, ask whether the topics can be written at all.
 
         Without the question, the client would try for minutes to write to a topic that was deleted.
         """
@@ -332,7 +338,7 @@ class TransactionalOutput:
             raise
 
     def _denial_named(self) -> AbstractContextManager[None]:
-        """Name the operation if Kafka denies it. The client does not say which of the topics is concerned."""
+        """Name the operation if Kafka denies it. The client does not say which topic it was."""
         topics = sorted({*self._topics, self._writer.markers})
         return denial_named(WRITE, " or ".join(topics), self._writer.transactional_id)
 
@@ -343,7 +349,7 @@ class TransactionalOutput:
 
     @property
     def newest_marker(self) -> Marker | None:
-        """The marker of the last batch that this generation or an earlier one has written; None before the first."""
+        """The marker of the last batch that was written; None before the first."""
         return self._marker or newest_until(self.markers, self._writer.ref.generation)
 
     def _begin_transaction(self) -> bool:
@@ -354,10 +360,10 @@ class TransactionalOutput:
 def lost_markers(detail: str, pipeline: str) -> OutputError:
     """The error for lost markers. `detail` says what was lost."""
     return OutputError(
-        f"{detail} Without it, output could be written twice, if a driver was killed before it published the output's "
-        "batch.",
-        next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which also checks whether "
-        f"output may be written twice: sluice rebuild {pipeline}.",
+        f"{detail} Without it, output could be written twice, if a driver was killed before it "
+        "published the output's batch.",
+        next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which "
+        f"also checks whether output may be written twice: sluice rebuild {pipeline}.",
     )
 
 
@@ -401,7 +407,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
 
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
-    """The newest marker of a generation, or of the last generation before it that has one. `markers`: by generation."""
+    """The newest marker of a generation, or of the last one before it that has markers."""
     written = [number for number in markers if number <= generation]
     return markers[max(written)] if written else None
 
@@ -450,14 +456,21 @@ def send_at_least_once(
 
 
 def _flush(kafka: Mapping[str, str], producer: Producer, topics: Collection[str]) -> int:
-    """Wait until the records are written. Returns the number of records that are not. Raises as `require_writable`."""
+    """Wait until the records are written. Returns the number of records that are not.
+
+    Raises the errors of `require_writable`.
+    """
     until = time.monotonic() + COMMIT_TIMEOUT_S
     while (unanswered := producer.flush(_SLOW_S)) and time.monotonic() < until:
         require_writable(kafka, topics)
     return unanswered
 
 
-def _note_failure(failed: list[tuple[KafkaError, str]], error: KafkaError | None, record: Message) -> None:
+def _note_failure(
+    failed: list[tuple[KafkaError, str]],
+    error: KafkaError | None,
+    record: Message,
+) -> None:
     if error is not None:
         failed.append((error, record.topic() or ""))
 
@@ -534,9 +547,10 @@ def _produce(
     table: pa.Table,
     when_slow: Callable[[], None] = lambda: None,
 ) -> int:
-    """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum.
+    """Queue records one by one, and return their checksum.
 
-    Calls `when_slow` each time that the client's queue was full for `_SLOW_S`.
+    The client's `produce_batch` takes no headers or timestamps. Calls `when_slow` each time that
+    the client's queue was full for `_SLOW_S`.
     """
     produce, total = producer.produce, 0
     partitions = 1

@@ -57,7 +57,8 @@ def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
     types: KnownTypes = _NoTypes()
     unknown = ""
     try:
-        types = ArrowQuery.of(job, storage, dict.fromkeys(job.topics, 1), 0, interleaved=False).types
+        partitions = dict.fromkeys(job.topics, 1)
+        types = ArrowQuery.of(job, storage, partitions, 0, interleaved=False).types
     except NeedsSparkError as part:
         unknown = str(part)
     now = generation_info(storage, types)
@@ -72,7 +73,7 @@ def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
 
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
-    """A description without types, with the types of an earlier one wherever the rest of a definition is the same."""
+    """Complete a description without types by the types of an earlier one, as far as both agree."""
     earlier = {store.name: store for store in before.stores}
     stores = []
     for store in now.stores:
@@ -88,7 +89,7 @@ def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInf
 
 
 def _with_types(old: str, new: str) -> str:
-    """The old definition if the new one differs from it only in unknown types, or else the new one."""
+    """The old definition if the new one differs only in unknown types, or else the new one."""
     begin, unknown, end = new.partition(_UNKNOWN)
     types = old.removeprefix(begin).removesuffix(end)
     # Types do not contain the sign between two steps.

@@ -69,7 +69,7 @@ def require_compatible(
 
 
 def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """The changes because of which the state of the generation `before` has another meaning for `now`."""
+    """The changes because of which the state of `before` has another meaning for `now`."""
     return [*_changes(before, now)]
 
 
@@ -245,7 +245,10 @@ def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
 
 
-def stores_of_processors(before: GenerationInfo, now: GenerationInfo) -> tuple[list[str], list[str]]:
+def stores_of_processors(
+    before: GenerationInfo,
+    now: GenerationInfo,
+) -> tuple[list[str], list[str]]:
     """The stores that a processor has gained, which start empty, and those that it has lost."""
     old, new = _stores_by_name(before), _stores_by_name(now)
     changed = {*_gained_or_lost_stores(old, new)}

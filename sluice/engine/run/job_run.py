@@ -39,7 +39,7 @@ from sluice.engine.run.compatibility import (
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
-from sluice.engine.run.published_changes import Weight, other_changes
+from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.run_topics import RunTopics
@@ -202,7 +202,8 @@ class JobRun:
         if self.steps is not None:
             return None
         dead_letters = self.job.pipeline.dead_letters
-        return OutputIdentity(self.settings.kafka, writer, (*self.job.outputs, dead_letters), dead_letters)
+        outputs = (*self.job.outputs, dead_letters)
+        return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
 
     def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
@@ -288,7 +289,12 @@ class JobRun:
         kafka = self.settings.kafka
         ledger = loop.ledger
         lease = loop.lease
-        linger = Linger(kafka, self.job.topics_and_patterns, loop.partitions, self.linger_ms, lease.check)
+
+        def check() -> None:
+            lease.check()
+            topics.watch()
+
+        linger = Linger(kafka, self.job.topics_and_patterns, loop.partitions, self.linger_ms, check)
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
@@ -296,7 +302,8 @@ class JobRun:
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
-            # An output may have been deleted after its last check, before the last batch was published.
+            # An output may have been deleted after its last check, before the last batch was
+            # published.
             topics.check_outputs()
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
@@ -351,15 +358,16 @@ class JobRun:
         before: GenerationInfo | None,
         info: GenerationInfo,
     ) -> None:
-        """Log and note changes that the authors may not expect, and new outputs that another pipeline writes, too."""
+        """Log and note changes of contracts and outputs that the authors may not expect."""
         warnings: list[str] = []
         known: Collection[str] = ()
         if before is not None:
             known = before.outputs
-            warnings += [str(change) for change in other_changes(before, info) if change.weight is Weight.WARNING]
+            warnings += warnings_of(before, info)
         if new := info.outputs.keys() - known:
-            outputs = {other.pipeline: [*other.outputs] for other in ledger.generations.all_current()}
-            outputs[info.pipeline] = [*info.outputs]
+            outputs: dict[str, list[str]] = {}
+            for other in (*ledger.generations.all_current(), info):
+                outputs[other.pipeline] = [*other.outputs]
             warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
         for warning in warnings:
             log.warning("pipeline changed", pipeline=info.pipeline, change=warning)

@@ -36,7 +36,7 @@ class Linger:
     milliseconds: int
     """How long to wait for new records."""
     check: Callable[[], None]
-    """Raises LeaseError if this driver has lost its lease."""
+    """Raises an error if this driver cannot go on, for example because it has lost its lease."""
     pause_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -88,7 +88,8 @@ class Linger:
             lag = self._read_lag(positions)
         # A broker may restart while a run lingers. The lease and the time limit still end the wait.
         except (KafkaException, TimeoutError) as error:
-            if isinstance(error, KafkaException) and (denied := denial(self.kafka, error)) is not None:
+            denied = denial(self.kafka, error) if isinstance(error, KafkaException) else None
+            if denied is not None:
                 raise denied from None
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error) or "timed out")
@@ -100,5 +101,6 @@ class Linger:
     def _read_lag(self, positions: Offsets) -> Lag:
         lag = read_lag(self._admin, self.topics, positions)
         if lag.denied:
-            raise access_denied(self.kafka, [on_topic(DESCRIBE, topic) for topic in sorted(lag.denied)])
+            operations = [on_topic(DESCRIBE, topic) for topic in sorted(lag.denied)]
+            raise access_denied(self.kafka, operations)
         return lag

@@ -16,7 +16,7 @@ from sluice.engine.run.compatibility import (
     changed_functions_warning,
     require_compatible,
 )
-from sluice.engine.run.published_changes import Weight, other_changes
+from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import session, stop
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -85,7 +85,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """Check a job against Spark and its stored state. Returns warnings, one per line, or an empty string."""
+    """Check a job against Spark and its stored state. Returns warnings, one per line."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
@@ -99,5 +99,5 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
     if changed := changed_functions(before, now):
         warnings.append(changed_functions_warning(name, changed))
     if before is not None:
-        warnings += [str(change) for change in other_changes(before, now) if change.weight is Weight.WARNING]
+        warnings += warnings_of(before, now)
     return "\n".join(warnings)

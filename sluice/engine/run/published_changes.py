@@ -1,6 +1,7 @@
-"""What has changed in a pipeline since its newest snapshot was published, and what the next run makes of it.
+"""What has changed in a pipeline since its newest snapshot, and what the next run makes of it.
 
-Whether the state still fits is decided by `compatibility`, as in a run. The other changes never stop a run.
+Whether the state still fits is decided by `compatibility`, as in a run. The other changes never
+stop a run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sluice.engine.run.compatibility import changed_functions, incompatible_changes, stores_of_processors
+from sluice.engine.run.compatibility import (
+    changed_functions,
+    incompatible_changes,
+    stores_of_processors,
+)
 from sluice.state.model import GenerationInfo
 from sluice.values.contract_changes import contract_changes
 from sluice.values.phrases import listed
@@ -41,13 +46,18 @@ class Change:
 
 
 def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
-    """The changes of a pipeline since the generation `before` was registered, the weightiest first."""
-    changes = [*_of_state(before, now), *other_changes(before, now)]
+    """The changes since the generation `before` was registered, the weightiest first."""
+    changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
     return sorted(changes, key=lambda change: -change.weight)
 
 
-def other_changes(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
-    """The changes of contracts and outputs, with which the state still fits."""
+def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
+    """Warnings of changed contracts and outputs, with which the state still fits."""
+    changes = _with_fitting_state(before, now)
+    return [str(change) for change in changes if change.weight is Weight.WARNING]
+
+
+def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
     # A generation of an earlier version has no contracts. Every pipeline reads a topic.
     if not before.contracts:
         return []
@@ -58,13 +68,15 @@ def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
     for text in incompatible_changes(before, now):
         yield Change(Weight.STOP, text, "A run stops before it reads a record.")
     for name in changed_functions(before, now):
-        effect = f"The state that the old code computed is kept. To compute it again: sluice rebuild {now.pipeline}."
+        kept = "The state that the old code computed is kept."
+        effect = f"{kept} To compute it again: sluice rebuild {now.pipeline}."
         yield Change(Weight.WARNING, f"the code of {name} has changed", effect)
     gained, lost = stores_of_processors(before, now)
     for name in gained:
         yield Change(Weight.NOTE, f"store {name} of a processor is new", "It starts empty.")
     for name in lost:
-        yield Change(Weight.WARNING, f"store {name} of a processor was removed", "Queries no longer find it.")
+        text = f"store {name} of a processor was removed"
+        yield Change(Weight.WARNING, text, "Queries no longer find it.")
 
 
 def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
@@ -72,12 +84,12 @@ def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[Chang
         for change in contract_changes(before.contracts[topic], now.contracts[topic]):
             text = f"contract of {topic}: {change.text}"
             if not change.rejected:
-                yield Change(Weight.NOTE, text, "All records that were accepted are still accepted.")
+                yield Change(Weight.NOTE, text, "Records that were accepted are still accepted.")
                 continue
             effect = (
-                f"From the next run on, {change.rejected} become dead letters, unless the source has another "
-                f"on_error. That includes unread records that are in {topic} already, and in a rebuild all earlier "
-                "records."
+                f"From the next run on, {change.rejected} become dead letters, unless the source "
+                f"has another on_error. That includes unread records that are in {topic} already, "
+                "and in a rebuild all earlier records."
             )
             yield Change(Weight.WARNING, text, effect)
 
@@ -88,7 +100,7 @@ def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]
             effect = "It keeps its records and gets no more. Programs that read it get no error."
             yield Change(Weight.WARNING, f"output {name} was removed", effect)
         elif name not in before.outputs:
-            effect = "It gets the results of records that the next runs read, and none of earlier records."
+            effect = "It gets results of the records that the next runs read, and none before."
             yield Change(Weight.NOTE, f"output {name} is new", effect)
         else:
             yield from _of_output(name, before, now)
@@ -98,14 +110,19 @@ def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterat
     old, new = before.outputs[name], now.outputs[name]
     removed = sorted(old.keys() - new.keys())
     added = sorted(new.keys() - old.keys())
-    # A type that is not known may be the same.
-    other = sorted(field for field in old.keys() & new.keys() if old[field] != new[field] and old[field] and new[field])
+    other: list[str] = []
+    for field in sorted(old.keys() & new.keys()):
+        # A type that is not known may be the same.
+        is_known = old[field] and new[field]
+        if is_known and old[field] != new[field]:
+            other.append(field)
     if removed:
         effect = "Programs that read these fields find none in later records."
         yield Change(Weight.WARNING, f"output {name} lacks {listed(removed)}", effect)
     for field in other:
         text = f"output {name}: {field} was {old[field]} and is {new[field]}"
-        yield Change(Weight.WARNING, text, "Programs that read the field get values of another type.")
+        effect = "Programs that read the field get values of another type."
+        yield Change(Weight.WARNING, text, effect)
     if added:
         effect = "Later records have these fields, and earlier ones do not."
         yield Change(Weight.NOTE, f"output {name} also has {listed(added)}", effect)

@@ -44,10 +44,17 @@ def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
         operators=dict(_operators(job, types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
         contracts={topic: dict(fields) for topic, fields in pipeline.contracts.items()},
-        outputs={sink.topic: dict(pipeline.output_fields.get(sink.topic, {})) for sink in job.sinks},
+        outputs=_outputs(job),
         description=pipeline.text,
         picture=pipeline.svg,
     )
+
+
+def _outputs(job: Job) -> dict[str, dict[str, str]]:
+    outputs: dict[str, dict[str, str]] = {}
+    for sink in job.sinks:
+        outputs[sink.topic] = {**job.pipeline.output_fields.get(sink.topic, {})}
+    return outputs
 
 
 def _group_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:

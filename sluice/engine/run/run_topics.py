@@ -1,7 +1,7 @@
-"""All topics of a run. One request to a broker tells whether they are the same as before, and may still be used.
+"""All topics of a run. One request to a broker tells whether they are the same as before.
 
-A run asks when it begins, before the output of each batch, and when it has read all records. The connection to the
-broker stays open, so that a request takes about a millisecond.
+A run asks when it begins, before the output of each batch, when it has read all records, and while
+it lingers. The connection to the broker stays open, so that a request takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from sluice.kafka.denied_operations import READ, WRITE, access_denied, denied_on
 from sluice.kafka.topics import described_topics, ids_of
 
 _SETTLED_S = 2.0
-"""A broker learns of a new topic a moment after it was created. A topic that it lacks for this time is gone."""
+"""A broker learns of a new topic a moment later. A topic that it lacks for longer is gone."""
 _PAUSE_S = 0.1
+_WATCH_S = 5.0
+"""How long a run lingers until it asks again whether it could write."""
 
 
 @dataclass
@@ -34,6 +36,7 @@ class RunTopics:
     sources: SourceIdentity
     outputs: OutputIdentity | None
     """None for a rebuild, which writes no output."""
+    _watched_at: float = field(default_factory=time.monotonic, init=False)
 
     def require_access(self) -> Mapping[str, str]:
         """Raise AccessDenied if Kafka denies an operation that the run needs.
@@ -46,7 +49,10 @@ class RunTopics:
         return ids_of(described)
 
     def require_never_written(self, ids: Mapping[str, str]) -> None:
-        """Raise OutputError if the pipeline has written to a topic that does not exist. `ids`: topic → its id."""
+        """Raise OutputError if the pipeline has written to a topic that does not exist.
+
+        `ids`: topic → its id.
+        """
         outputs = self.outputs
         if outputs is not None and not ids.keys() >= {*outputs.outputs}:
             self._when_settled(outputs.require_never_written)
@@ -75,9 +81,9 @@ class RunTopics:
             self._when_settled(self.outputs.require_same)
 
     def why_unwritable(self) -> EngineError | None:
-        """Why no output can be written: a topic was deleted, or Kafka denies an operation. None if there is no reason.
+        """Why the run cannot go on: an output was deleted, or Kafka denies an operation.
 
-        Also None while no broker answers.
+        None if there is no reason, or while no broker answers.
         """
         try:
             self.check_outputs()
@@ -88,8 +94,15 @@ class RunTopics:
             pass
         return None
 
+    def watch(self) -> None:
+        """Raise the error of `why_unwritable`, if any, but ask only every few seconds."""
+        if time.monotonic() >= self._watched_at + _WATCH_S:
+            self._watched_at = time.monotonic()
+            if (reason := self.why_unwritable()) is not None:
+                raise reason
+
     def _when_settled(self, check: Callable[[Mapping[str, str]], object]) -> None:
-        """Call a check with the topics' ids. While it raises OutputError, repeat it for `_SETTLED_S`."""
+        """Call a check with the topics' ids. Repeat it for a while if it raises OutputError."""
         until = time.monotonic() + _SETTLED_S
         while True:
             try:

@@ -78,7 +78,11 @@ def test_rows_are_replaced_and_deleted(url: str, query: Query) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_tables_are_written_through_a_pooler_of_transactions(url: str, query: Query, size: int) -> None:
+def test_tables_are_written_through_a_pooler_of_transactions(
+    url: str,
+    query: Query,
+    size: int,
+) -> None:
     """PgBouncer, for example. Nothing of one transaction is left for the next client."""
     targets = [target(f"totals_{number}") for number in range(8)]
     with pooled(url, size) as address, psycopg.connect(address, autocommit=True) as other:
@@ -93,7 +97,8 @@ def test_tables_are_written_through_a_pooler_of_transactions(url: str, query: Qu
 
 def test_settings_of_the_database_do_not_matter(url: str, query: Query) -> None:
     name = url.rpartition("/")[2]
-    for setting, value in (("default_transaction_isolation", "serializable"), ("statement_timeout", "100ms")):
+    settings = {"default_transaction_isolation": "serializable", "statement_timeout": "100ms"}
+    for setting, value in settings.items():
         query(f"ALTER DATABASE {name} SET {setting} = '{value}'")
     tables = begun(url)
     with psycopg.connect(url) as slow:

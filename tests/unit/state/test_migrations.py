@@ -68,7 +68,8 @@ def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str
         connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r1'"))
     engine.dispose()
     with Ledger.open(old) as ledger:
-        assert {column["name"] for column in inspect(ledger.engine).get_columns("generations")} == wanted
+        columns = inspect(ledger.engine).get_columns("generations")
+        assert {column["name"] for column in columns} == wanted
         (info,) = ledger.generations.all_current()
         assert (info.contracts, info.outputs) == ({}, {})
 

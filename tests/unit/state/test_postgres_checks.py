@@ -1,4 +1,4 @@
-"""PostgreSQL's own settings do not matter where Sluice can set its own. Other servers are refused with what to do."""
+"""Settings of PostgreSQL do not matter if Sluice can set its own. Other servers are refused."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def change(postgres: str, url: str) -> Change:
     def alter(**settings: str) -> None:
         name = make_url(url).database
         with psycopg.connect(postgres, autocommit=True) as database:
-            known = database.execute("SELECT name FROM pg_settings WHERE name = ANY(%s)", [[*settings]]).fetchall()
-            for (setting,) in known:
-                database.execute(f"ALTER DATABASE {name} SET {setting} = '{settings[setting]}'".encode())
+            select = "SELECT name FROM pg_settings WHERE name = ANY(%s)"
+            for (setting,) in database.execute(select, [[*settings]]).fetchall():
+                value = settings[setting]
+                database.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'".encode())
 
     return alter
 
@@ -82,11 +83,12 @@ def test_a_pooler_of_transactions_is_refused(url: str, size: int, takes_turns: b
         with (
             Ledger.open(address) as ledger,
             pytest.raises(
-                SettingsError, match=r"address of the ledger is that of a connection pooler.*Set SLUICE_LEDGER to"
+                SettingsError,
+                match=r"address of the ledger is that of a connection pooler.*Set SLUICE_LEDGER to",
             ),
         ):
             ledger.require_usable()
-        with pytest.raises(SettingsError, match=r"address of the shards is that of a.*Set SLUICE_SHARDS to"):
+        with pytest.raises(SettingsError, match=r"of the shards is that.*Set SLUICE_SHARDS to"):
             require_usable_shards([f"{address}?schema=w0", f"{address}?schema=w1"])
 
 
@@ -94,7 +96,8 @@ def test_a_server_is_usable(url: str, change: Change) -> None:
     change(**SETTINGS)
     with Ledger.open(url) as ledger:
         ledger.require_usable()
-    require_usable_shards([f"{url}?schema=w0", "http://10.0.0.5:7070/0", "sqlite:////data/w1.sqlite"])
+    others = ["http://10.0.0.5:7070/0", "sqlite:////data/w1.sqlite"]
+    require_usable_shards([f"{url}?schema=w0", *others])
 
 
 def test_a_read_only_database_is_refused(url: str, change: Change) -> None:
@@ -103,7 +106,7 @@ def test_a_read_only_database_is_refused(url: str, change: Change) -> None:
     change(default_transaction_read_only="on")
     with Ledger.open(url) as ledger:
         assert ledger.generations.pipelines() == [], "it can be read"
-        with pytest.raises(StateError, match=r"database of the ledger is read-only.*ALTER DATABASE state_\d+ SET"):
+        with pytest.raises(StateError, match=r"ledger is read-only.*ALTER DATABASE state_\d+ SET"):
             ledger.require_usable()
 
 

@@ -1,4 +1,4 @@
-"""Keeps the contracts and the outputs of generations, so that a changed pipeline can be compared with them."""
+"""Keeps the contracts and the outputs of generations, with which later ones are compared."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ down_revision = "r1"
 def upgrade() -> None:
     """Add the columns. The next run of a pipeline fills them."""
     for name in ("contracts", "outputs"):
-        op.add_column("generations", sa.Column(name, sa.Text(), nullable=False, server_default="{}"))
+        column = sa.Column(name, sa.Text(), nullable=False, server_default="{}")
+        op.add_column("generations", column)
