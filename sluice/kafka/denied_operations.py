@@ -52,12 +52,12 @@ class DeniedOperation(KafkaException):
 
 
 def on_topic(operation: str, topic: str) -> Operation:
-    """An operation on a topic."""
+    """Make an operation on a topic."""
     return Operation(operation, "topic", topic)
 
 
 def is_denial(error: KafkaError) -> bool:
-    """Whether Kafka has denied an operation."""
+    """Return whether Kafka has denied an operation."""
     return error.code() in _KINDS
 
 
@@ -88,7 +88,7 @@ def denial_named(
 
 
 def denial(kafka: Mapping[str, str], error: KafkaException) -> AccessDenied | None:
-    """The error to raise if Kafka has denied an operation; None for other KafkaExceptions."""
+    """Make the error to raise if Kafka has denied an operation; None for other exceptions."""
     if isinstance(error, DeniedOperation):
         return access_denied(kafka, [error.operation])
     reason: KafkaError = error.args[0]
@@ -101,7 +101,7 @@ def denied_on(
     described: Mapping[str, TopicDescription],
     needed: Mapping[str, Iterable[str]],
 ) -> list[Operation]:
-    """The needed operations that the broker denies. `needed`: topic → its operations.
+    """List the needed operations that the broker denies. `needed`: topic → its operations.
 
     The topics must have been described with their operations. A broker that does not say which
     operations it allows is assumed to allow all.
@@ -118,12 +118,12 @@ def denied_on(
 
 
 def topic_denied(kafka: Mapping[str, str], operation: str, topic: str) -> AccessDenied:
-    """The error for a denied operation on a topic."""
+    """Make the error for a denied operation on a topic."""
     return access_denied(kafka, [on_topic(operation, topic)])
 
 
 def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> AccessDenied:
-    """The error for denied operations. It names this client, and commands that allow them."""
+    """Make the error for denied operations. It names this client, and commands that allow them."""
     denied = ", and ".join(map(str, operations))
     return AccessDenied(
         f"Kafka at {_address(kafka)} denies {client_name(kafka)} {denied}.",
@@ -133,13 +133,13 @@ def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> 
 
 
 def client_name(kafka: Mapping[str, str]) -> str:
-    """This client, as Kafka knows it, for a message."""
+    """Name this client as Kafka knows it, for a message."""
     user = kafka.get("sasl.username", "")
     return f"the user {user}" if user else "this client"
 
 
 def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:
-    """The commands that allow the operations to this client."""
+    """Write the commands that allow the operations to this client."""
     principal = f"User:{kafka.get('sasl.username', '') or 'NAME'}"
     command = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add"
     allow = f"{command} --allow-principal {principal}"

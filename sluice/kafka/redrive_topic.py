@@ -21,12 +21,12 @@ TIMEOUT_S = 15.0
 
 
 def batches_of(pipeline: str) -> str:
-    """The topic of the markers of a pipeline's batches."""
+    """Return the topic of the markers of a pipeline's batches."""
     return f"{pipeline}_markers"
 
 
 def transactional_id(pipeline: str) -> str:
-    """The transactional id of a pipeline's re-drives."""
+    """Return the transactional id of a pipeline's re-drives."""
     return f"sluice.{pipeline}.redrive"
 
 
@@ -78,7 +78,7 @@ def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
 
 
 def _remembered_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """The id of the topic that re-drives have used; None before the first."""
+    """Read the id of the topic that re-drives have used; None before the first."""
     batches = batches_of(pipeline)
     if not topic_ids(kafka, [batches], ANSWER_SECONDS):
         return None

@@ -278,7 +278,7 @@ def topic_ids(
 
 
 def ids_of(described: Mapping[str, TopicDescription]) -> dict[str, str]:
-    """Topic → its Kafka id, from the descriptions of the topics."""
+    """Return topic → its Kafka id, from the descriptions of the topics."""
     ids: dict[str, str] = {}
     for name, description in described.items():
         identity = description.topic_id

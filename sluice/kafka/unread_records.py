@@ -156,7 +156,7 @@ def _partitions(
     admin: AdminClient,
     topics: Iterable[str],
 ) -> tuple[list[TopicPartition], str, frozenset[str]]:
-    """The partitions of the topics, the address of a broker with one of them, and denied topics.
+    """Find the partitions of the topics, the address of a broker, and denied topics.
 
     Topics that do not exist are omitted. Without a pattern, only these topics are asked for,
     however many the cluster has.

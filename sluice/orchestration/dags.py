@@ -149,7 +149,7 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
 
 
 def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
-    """A pipeline's DAG. Warnings are in the DAG processor's log and the DAG's documentation."""
+    """Make a DAG. Warnings are in the DAG processor's log and the DAG's documentation."""
     deadline = facts.deadline_ms
     for warning in warnings:
         log.warning("output shared", pipeline=facts.name, warning=warning)

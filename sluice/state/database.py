@@ -105,7 +105,7 @@ def first_line(error: BaseException | str) -> str:
 
 
 def advice(reason: str) -> str:
-    """The next step after an error of PostgreSQL whose cause its text shows; otherwise empty."""
+    """Return the next step if the text of PostgreSQL's error shows the cause; otherwise empty."""
     if "read-only transaction" in reason:
         return (
             "The server or its database is read-only. Use the address of the primary server, or "

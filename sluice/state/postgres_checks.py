@@ -77,7 +77,7 @@ def _require_usable(url: URL, what: str, variable: str) -> None:
 
 
 def _is_mixed_up(first: Any, second: Any) -> bool:
-    """Whether two connections share a server process, or one connection changes its process."""
+    """Return whether two connections share a process, or one connection changes its process."""
     processes: tuple[set[int], set[int]] = (set(), set())
     for _ in range(_ROUNDS):
         # In this order, the processes differ for a pooler that takes them in turn, however many it

@@ -19,7 +19,7 @@ class ContractChange:
 
 
 def contract_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[ContractChange]:
-    """The changes of the fields, in the order of their paths (see `contract_fields`)."""
+    """Compare the fields, in the order of their paths (see `contract_fields`)."""
     for path in sorted(before.keys() | now.keys()):
         # The fields of an object that is new or gone say no more than the object itself.
         if _outer(path) and ((_outer(path) in before) != (_outer(path) in now)):
@@ -58,7 +58,7 @@ def _change(path: str, before: Mapping[str, str], now: Mapping[str, str]) -> Con
 
 
 def _rejected(old: str, new: str) -> str:
-    """The records that are rejected because a field has another type."""
+    """Return the records that are rejected because a field has another type."""
     rejected: list[str] = []
     if _bare(old) != _bare(new) and not _has_more_choices(_bare(old), _bare(new)):
         rejected.append("records whose value does not fit")
@@ -83,7 +83,7 @@ def _bare(text: str) -> str:
 
 
 def _outer(path: str) -> str:
-    """The path of the object, list or member of a union to which a field belongs, if any."""
+    """Return the path of the object, list or member of a union that has a field, if any."""
     if path.endswith("[]"):
         return path.removesuffix("[]")
     if path.endswith(">"):

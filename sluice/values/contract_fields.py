@@ -24,7 +24,7 @@ _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 
 
 def contract_fields(contract: Any) -> dict[str, str]:
-    """Path of a field → its type, such as `BIGINT`, `STRING or null` or `DATE, optional`.
+    """Return path of a field → its type, such as `BIGINT`, `STRING or null` or `DATE, optional`.
 
     A path such as `lines[].price` leads to the field of an object in a list. The path of a value
     without fields is empty.
@@ -70,7 +70,7 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
 
 
 def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
-    """A type without null, and the text for null if the type allows it."""
+    """Return a type without null, and the text for null if the type allows it."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
         # The metadata has the digits of a Decimal.
@@ -85,7 +85,7 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
 
 
 def _name(kind: inspect.Type) -> str:
-    """The type, with its choices or its limits."""
+    """Write the type, with its choices or its limits."""
     bare = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(bare, inspect.LiteralType):
         return choices_text(bare.values)
@@ -105,7 +105,7 @@ def choices_text(choices: Iterable[Any]) -> str:
 
 
 def choices_of(text: str) -> frozenset[Any] | None:
-    """The choices in the type of a field; None if it has no choices."""
+    """Return the choices in the type of a field; None if it has no choices."""
     if not text.startswith(_ONE_OF):
         return None
     return frozenset(msgspec.json.decode(text.removeprefix(_ONE_OF)))

@@ -125,7 +125,7 @@ def sql_type(kind: Any) -> str:
 
 
 def sql_type_of(kind: inspect.Type) -> str:
-    """The Spark SQL type of a type as msgspec describes it. Raises TopologyError if it has none."""
+    """Return the Spark SQL type of a type as msgspec describes it. Raises TopologyError."""
     return _sql_type(kind, "")
 
 

@@ -36,5 +36,5 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def joined(names: Sequence[str]) -> str:
-    """The names as a part of a sentence: `a`, `a and b`, or `a, b and c`."""
+    """Join the names in a sentence: `a`, `a and b`, or `a, b and c`."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

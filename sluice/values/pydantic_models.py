@@ -280,7 +280,7 @@ class ModelStructs:
 
 
 def required_fields(struct: Any) -> frozenset[str] | None:
-    """The JSON names of the fields without which a model is invalid.
+    """Return the JSON names of the fields without which a model is invalid.
 
     `struct` is the class that stores the model. Returns None for a class that stores no model.
     """

@@ -37,7 +37,7 @@ class SharedTopic:
 
 
 def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
-    """The topics that several pipelines write, sorted.
+    """Find the topics that several pipelines write, sorted.
 
     `outputs`: pipeline → the names of its outputs. Leaves out tables, which a pipeline claims for
     itself when it writes them first.
@@ -59,7 +59,7 @@ def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
 
 
 def _owner(topic: str, pipelines: Iterable[str]) -> str:
-    """The pipeline that keeps its dead letters or markers in a topic; empty if there is none."""
+    """Return the pipeline that keeps dead letters or markers in a topic; empty if none does."""
     for ending in ("_dead_letters", "_markers", "_redriven"):
         if topic.endswith(ending) and topic.removesuffix(ending) in pipelines:
             return topic.removesuffix(ending)

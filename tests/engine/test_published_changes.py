@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from sluice.commands.cli import app
@@ -256,6 +257,31 @@ def test_types_that_only_spark_knows_are_not_compared(project: Project) -> None:
     assert "store sums" not in checked.stdout
     assert "Types were not compared, because only Spark knows them: " in checked.stdout
     assert f"Run sluice check {project.name}." in checked.stdout
+
+
+@pytest.mark.spark
+def test_a_pipeline_that_spark_has_computed_is_unchanged(
+    project: Project,
+    run_session: SparkSession,
+) -> None:
+    odd = 'store="odd", c="max(soundex(CAST(n AS STRING)))"'
+    last = 'store="last_odd", c="last(soundex(CAST(n AS STRING)))"'
+    by_n = 'items.group_by("n")'
+    steps = f"{by_n}.aggregate({odd})\n{by_n}.aggregate({last})\n"
+    project.change("items.select(", f"{steps}items.select(")
+    running = project.running()
+    running.spark = run_session
+    running.send("items", b'{"n": 1}')
+    running.run()
+    checked = project.check()
+    assert checked.exit_code == 0
+    assert "no change since snapshot 1.0" in checked.stdout
+    assert "Types were not compared" in checked.stdout
+    project.change(f"{by_n}.aggregate({last})", f'items.group_by("n + 1").aggregate({last})')
+    checked = project.check()
+    assert checked.exit_code == 3
+    assert "stop: store last_odd: " in checked.stdout
+    assert "stop: store odd" not in checked.stdout
 
 
 def test_two_pipelines_that_write_one_topic(project: Project) -> None:

@@ -65,7 +65,7 @@ class OutputIdentity:
             raise self._error(topic, ids.get(topic))
 
     def is_same(self, ids: Mapping[str, str]) -> bool:
-        """Whether no topic was deleted since `begin`."""
+        """Return whether no topic was deleted since `begin`."""
         return all(ids.get(topic) == expected for topic, expected in self.ids.items())
 
     def require_same(self, ids: Mapping[str, str]) -> None:
@@ -96,7 +96,7 @@ def changed_topics(
     topics: Iterable[str],
     ids: Mapping[str, str],
 ) -> list[str]:
-    """Those of the topics to which the marker's batch was written, but which were deleted since.
+    """Return the topics to which the marker's batch was written, but which were deleted since.
 
     `ids`: topic → its id now.
     """

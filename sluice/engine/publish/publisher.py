@@ -71,7 +71,7 @@ class IdentityCheck(Protocol):
         """Raise EngineError if a topic was deleted or created again since the run began."""
 
     def why_unwritable(self) -> EngineError | None:
-        """The change of a topic because of which no output can be written, if any."""
+        """Return the change of a topic because of which no output can be written, if any."""
 
 
 @dataclass

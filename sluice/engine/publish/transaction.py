@@ -109,7 +109,7 @@ class Marker(msgspec.Struct, frozen=True):
     created again has another id, and lacks the records of this and of all earlier batches."""
 
     def without(self, topics: Collection[str]) -> Self:
-        """The marker of the batch as if it had not been written to these topics."""
+        """Return the marker of the batch as if it had not been written to these topics."""
         changes: dict[str, Any] = {}
         for name in ("outputs", "checksums", "ids"):
             values: dict[str, Any] = getattr(self, name)
@@ -117,7 +117,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, **changes)
 
     def restored(self, ids: Mapping[str, str]) -> Self:
-        """The marker of the batch as if it had been written to topics with these ids."""
+        """Return the marker of the batch as if it had been written to topics with these ids."""
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
@@ -358,7 +358,7 @@ class TransactionalOutput:
 
 
 def lost_markers(detail: str, pipeline: str) -> OutputError:
-    """The error for lost markers. `detail` says what was lost."""
+    """Make the error for lost markers. `detail` says what was lost."""
     return OutputError(
         f"{detail} Without it, output could be written twice, if a driver was killed before it "
         "published the output's batch.",
@@ -407,7 +407,7 @@ def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
 
 
 def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
-    """The newest marker of a generation, or of the last one before it that has markers."""
+    """Return the newest marker of a generation, or of the last one before it that has any."""
     written = [number for number in markers if number <= generation]
     return markers[max(written)] if written else None
 

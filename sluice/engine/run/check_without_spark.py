@@ -89,7 +89,7 @@ def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInf
 
 
 def _with_types(old: str, new: str) -> str:
-    """The old definition if the new one differs only in unknown types, or else the new one."""
+    """Return the old definition if the new one differs only in unknown types, else the new one."""
     begin, unknown, end = new.partition(_UNKNOWN)
     types = old.removeprefix(begin).removesuffix(end)
     # Types do not contain the sign between two steps.

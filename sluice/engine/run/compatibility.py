@@ -69,7 +69,7 @@ def require_compatible(
 
 
 def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """The changes because of which the state of `before` has another meaning for `now`."""
+    """List the changes because of which the state of `before` has another meaning for `now`."""
     return [*_changes(before, now)]
 
 
@@ -249,7 +249,7 @@ def stores_of_processors(
     before: GenerationInfo,
     now: GenerationInfo,
 ) -> tuple[list[str], list[str]]:
-    """The stores that a processor has gained, which start empty, and those that it has lost."""
+    """List the stores that processors have gained, which start empty, and those they have lost."""
     old, new = _stores_by_name(before), _stores_by_name(now)
     changed = {*_gained_or_lost_stores(old, new)}
     return sorted(changed - old.keys()), sorted(changed - new.keys())

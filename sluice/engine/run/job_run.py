@@ -198,7 +198,7 @@ class JobRun:
         )
 
     def _output_identity(self, writer: Writer) -> OutputIdentity | None:
-        """The topics that the run writes; None for a rebuild."""
+        """Return the topics that the run writes; None for a rebuild."""
         if self.steps is not None:
             return None
         dead_letters = self.job.pipeline.dead_letters

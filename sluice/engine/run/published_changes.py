@@ -46,13 +46,13 @@ class Change:
 
 
 def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
-    """The changes since the generation `before` was registered, the weightiest first."""
+    """List the changes since the generation `before` was registered, the weightiest first."""
     changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
     return sorted(changes, key=lambda change: -change.weight)
 
 
 def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
-    """Warnings of changed contracts and outputs, with which the state still fits."""
+    """List warnings of changed contracts and outputs, with which the state still fits."""
     changes = _with_fitting_state(before, now)
     return [str(change) for change in changes if change.weight is Weight.WARNING]
 

@@ -81,9 +81,9 @@ class RunTopics:
             self._when_settled(self.outputs.require_same)
 
     def why_unwritable(self) -> EngineError | None:
-        """Why the run cannot go on: an output was deleted, or Kafka denies an operation.
+        """Return why the run cannot go on: an output was deleted, or Kafka denies an operation.
 
-        None if there is no reason, or while no broker answers.
+        Returns None if there is no reason, or while no broker answers.
         """
         try:
             self.check_outputs()
