@@ -444,6 +444,8 @@ def send_at_least_once(
             _produce(producer, topic, table, partial(require_writable, kafka, counts))
         unanswered = _flush(kafka, producer, counts)
     if failed or unanswered:
+        # A topic that was deleted, or a denied operation, says more than the client's error.
+        require_writable(kafka, counts)
         error, topic = failed[0] if failed else (None, ", ".join(counts))
         if error is not None and is_denial(error):
             raise topic_denied(kafka, WRITE, topic)
