@@ -187,6 +187,7 @@ def _record_batch(topic: str, partition: int, offset: int, records: Sequence[Cli
         pa.array([key.encode() for key in keys], pa.binary()),
         pa.array(values, pa.binary()),
         pa.nulls(count, pa.string()),
+        pa.repeat(pa.scalar(0, pa.int32()), count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 

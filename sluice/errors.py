@@ -159,6 +159,17 @@ class BrokersUnreachable(EngineError):
     )
 
 
+class AccessDenied(BrokersUnreachable):
+    """Kafka denies this client an operation.
+
+    It is a kind of BrokersUnreachable because who waits until the brokers answer also waits until
+    they allow the operation.
+    """
+
+    title = "Kafka denies access"
+    next_step = "Allow the operation in Kafka's access control lists."
+
+
 class BufferFull(EngineError):
     """The buffer of a suppress step with `when_full="shut_down"` is full."""
 
@@ -193,6 +204,14 @@ class BatchDiffers(EngineError):
             "state anew from the topics, which does not write the same output again: sluice "
             f"rebuild {pipeline}, with --from-topics if records of earlier batches are gone, too.",
         )
+
+
+class OutputError(EngineError):
+    """A topic that a pipeline writes was deleted, or has lost records."""
+
+    status = 409
+    title = "An output has changed"
+    is_lasting = True
 
 
 class LeaseError(EngineError):

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from sluice.errors import BrokersUnreachable, SettingsError, sentence
+from sluice.kafka.denied_operations import denial
 
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
@@ -123,10 +124,15 @@ def configuration_errors() -> Iterator[None]:
 
 @contextmanager
 def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
-    """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time."""
+    """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time.
+
+    Raises AccessDenied, a kind of BrokersUnreachable, if the broker denies the request.
+    """
     try:
         yield
     except KafkaException as error:
+        if (denied := denial(kafka, error)) is not None:
+            raise denied from None
         raise unreachable(kafka, error.args[0].str()) from None
     except TimeoutError:
         # The future of a request raises TimeoutError if the broker does not answer in time.

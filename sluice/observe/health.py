@@ -25,6 +25,7 @@ _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
 )
+_DENIED = f"Allow it in Kafka's access control lists. {InputAway.next_step}"
 
 
 def failures_of(
@@ -44,7 +45,9 @@ def failures_of(
     generation = figures.generations.get(pipeline)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if "input" not in recorded and (missing or (lag is None and lag_error)):
-        away = input_away(missing, lag_error, {} if lag is None else lag.positions)
+        away = InputAway(lag_error)
+        if lag is not None:
+            away = input_away(missing, read=lag.positions, denied=lag.denied)
         failures.append(Failure.of(away, pipeline, kind="input"))
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
@@ -55,16 +58,19 @@ def input_away(
     missing: Sequence[str],
     lag_error: str = "",
     read: Mapping[str, Mapping[int, int]] = NOTHING,
+    denied: Collection[str] = (),
 ) -> InputAway:
     """The error for topics that do not exist, or for brokers that do not answer.
 
     `read` has the offsets up to which the pipeline has read its topics. A missing topic that has
-    such offsets was deleted.
+    such offsets was deleted, unless it is one of the topics in `denied`, which Sluice may not
+    describe.
     """
     if not missing:
         return InputAway(lag_error)
-    deleted = [topic for topic in missing if read.get(topic)]
-    never_read = [topic for topic in missing if topic not in deleted]
+    hidden = [topic for topic in missing if topic in denied]
+    deleted = [topic for topic in missing if topic not in hidden and read.get(topic)]
+    never_read = [topic for topic in missing if topic not in hidden and topic not in deleted]
     details: list[str] = []
     if deleted:
         ends = [f"{topic}/{number} up to {end}" for topic in deleted for number, end in sorted(read[topic].items())]
@@ -73,7 +79,13 @@ def input_away(
     if never_read:
         do = "does" if len(never_read) == 1 else "do"
         details.append(f"{_topics(never_read)} {do} not exist. The pipeline has never read from there.")
-    return InputAway(" ".join(details), next_step=_DELETED if deleted else _NEVER_READ)
+    if hidden:
+        denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
+        details.append(f"{_topics(hidden)} {denial}")
+    next_step = _DELETED if deleted else _NEVER_READ
+    if hidden and not deleted and not never_read:
+        next_step = _DENIED
+    return InputAway(" ".join(details), next_step=next_step)
 
 
 def _topics(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 import structlog
+from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
@@ -22,7 +23,7 @@ from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError, 
 from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
 from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
 from sluice.state.fencing import next_epoch
-from sluice.state.postgres_connection import connect
+from sluice.state.postgres_connection import SESSION, connect, set_settings
 from sluice.values.sink_tables import PostgresTable, connection_variable
 
 log = structlog.get_logger()
@@ -35,11 +36,13 @@ _CREATE_BATCHES = SQL(
 _BEFORE_RELEASE = SQL(
     "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT attisdropped"
 ).format(Literal(BATCHES))
-_PREPARE = (
-    "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
+_SETTINGS = {
+    **SESSION,
+    "lock_timeout": "60s",
+    "timezone": "UTC",
     # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others give up waiting.
-    "set_config('idle_in_transaction_session_timeout', '30s', false)"
-)
+    "idle_in_transaction_session_timeout": "30s",
+}
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
 
 
@@ -309,7 +312,12 @@ class PostgresTables:
         """A transaction. Raises EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
-                database.execute(_PREPARE)
+                # The database's address may be that of a connection pooler, such as PgBouncer,
+                # which gives each transaction another connection. So nothing may outlast the
+                # transaction: neither settings nor prepared statements.
+                database.isolation_level = IsolationLevel.READ_COMMITTED
+                database.prepare_threshold = None
+                set_settings(database, _SETTINGS, of_transaction=True)
                 yield database
         except psycopg.Error as error:
             raise EngineError(

@@ -33,11 +33,8 @@ LOCKED_SECONDS = 8.0
 """How long a statement waits in PostgreSQL for another program's lock."""
 ANSWER_SECONDS = 9.0
 """An access to a database fails if the server has not answered after this time."""
-_PREPARE_POSTGRES = (
-    "SELECT set_config('lock_timeout', '{locked:g}s', false), "
-    # PostgreSQL ends a transaction whose client has been silent for this time, so that its locks do not block others.
-    "set_config('idle_in_transaction_session_timeout', '60s', false)"
-)
+SILENT_SECONDS = 60
+"""PostgreSQL ends a transaction whose client was silent for this time, which frees its locks."""
 _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
@@ -96,7 +93,7 @@ def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Itera
             yield
     except SQLAlchemyError as error:
         reason = first_line(getattr(error, "orig", None) or error)
-        raise StateError(f"{doing} failed: {reason}", next_step=certificate_advice(reason)) from error
+        raise StateError(f"{doing} failed: {reason}", next_step=advice(reason)) from error
 
 
 def first_line(error: BaseException | str) -> str:
@@ -107,8 +104,13 @@ def first_line(error: BaseException | str) -> str:
     return sentence(str(error).strip().partition("\n")[0])
 
 
-def certificate_advice(reason: str) -> str:
-    """The next step if libpq refused the server's certificate; otherwise empty."""
+def advice(reason: str) -> str:
+    """Return the next step if the text of PostgreSQL's error shows the cause; otherwise empty."""
+    if "read-only transaction" in reason:
+        return (
+            "The server or its database is read-only. Use the address of the primary server, or "
+            "switch default_transaction_read_only off."
+        )
     if "certificate" not in reason:
         return ""
     return (
@@ -131,7 +133,6 @@ def open_engine(url: URL) -> Engine:
             "do_connect",
             lambda _dialect, _record, _arguments, parameters: _connect(parameters),
         )
-        event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
     try:
@@ -215,13 +216,11 @@ def _connect(parameters: dict[str, Any]) -> Any:
     # Psycopg is imported only for a connection, because importing it takes a while.
     from sluice.state.postgres_connection import connect
 
-    return connect(**parameters)
-
-
-def _prepare_postgres(connection: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(_PREPARE_POSTGRES.format(locked=LOCKED_SECONDS))
-    connection.commit()
+    session = {
+        "lock_timeout": f"{LOCKED_SECONDS:g}s",
+        "idle_in_transaction_session_timeout": f"{SILENT_SECONDS}s",
+    }
+    return connect(**parameters, session=session)
 
 
 def _begin_sqlite(connection: Connection) -> None:

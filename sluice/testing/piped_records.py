@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.read.source_identity import Positions
+from sluice.errors import EngineError
 from sluice.sinks.target import BatchId, Column, Published, Rows
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
@@ -117,7 +118,7 @@ class TablesInMemory:
 
 
 class UncontestedLease:
-    """A lease, and a check of the source identity, that always succeed.
+    """A lease, and a check of the topics' identity, that always succeed.
 
     Nothing else uses the state and the topics of a test.
     """
@@ -134,3 +135,6 @@ class UncontestedLease:
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         pass
+
+    def why_unwritable(self) -> EngineError | None:
+        return None

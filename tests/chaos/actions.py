@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from confluent_kafka import Message
 from sqlalchemy import update
 
 from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.errors import BatchDiffers, DamagedState, EngineError, LeaseError, SluiceError, WentBack
+from sluice.errors import BatchDiffers, DamagedState, EngineError, LeaseError, OutputError, SluiceError, WentBack
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
+from sluice.operations.accepted_topics import accept_topics
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.recovery import recover
@@ -257,6 +259,46 @@ def broker_restart(episode: Episode) -> str:
     return "the broker restarts"
 
 
+def lost_output(episode: Episode) -> str:
+    """An output is deleted between runs or batches, or within a batch, and then restored."""
+    outputs = [*dict.fromkeys(plan(episode.pipeline).job.outputs)]
+    if not episode.ends or not outputs:
+        return "no output is deleted"
+    topic = episode.chance.choice(outputs)
+    name = episode.chance.choice(("between runs", *_AROUND_THE_OUTPUT))
+    most, nth = episode.chance.choice((4, 8, 1_000)), episode.chance.choice((1, 1, 2))
+    episode.send_some(20)
+    copies: list[Message] = []
+
+    def lose() -> None:
+        copies.extend(episode.messages(topic))
+        episode.delete(topic)
+
+    with ExitStack() as losing:
+        if name == "between runs":
+            lose()
+        else:
+            losing.enter_context(interrupted(POINTS[name], lose, nth))
+        try:
+            ended = f"read {episode.run(max_records=most)}"
+        except OutputError:
+            ended = "refused"
+    if not episode.exists(topic):
+        assert ended == "refused"
+        episode.restore(topic, copies)
+        assert accept_topics(plan(episode.pipeline).job, episode.settings, restored=True) == [topic]
+    return f"{topic} is deleted {name}: {ended}, then restored, read {episode.run()}"
+
+
+_AROUND_THE_OUTPUT = (
+    "before the output",
+    "after the output",
+    "before the ledger",
+    "after the ledger",
+    "after the plan",
+)
+
+
 def moved(episode: Episode) -> str:
     """A worker's shard moves to another state server, and comes back after a run."""
     if not episode.ends or (hosts := episode.hosts()) is None:
@@ -440,7 +482,7 @@ ACTIONS: dict[Action, int] = {
     run: 3, crashed_run: 8, crashed_backlog: 3, killed_worker: 2, another_host: 3, rebuild: 1, build_beside: 1,
     other_workers: 2, edited: 1, lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1,
     global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1, went_back: 2, same_epoch: 1, cut_off: 1,
-    wrong_clock: 1,
+    wrong_clock: 1, lost_output: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion. In this order, rebuilds have little to replay."""
 LAST: dict[Action, int] = {finish: 3, compacted: 1}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -115,6 +115,31 @@ class Episode(Running):
                 self.closing.callback(host.stop)
             self._hosts = home, away
         return self._hosts
+
+    def exists(self, topic: str) -> bool:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        return topic in admin.list_topics(timeout=20).topics
+
+    def delete(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.delete_topics([topic])[topic].result(20)
+        assert wait_until(lambda: not self.exists(topic))
+
+    def restore(self, topic: str, records: Sequence[Message]) -> None:
+        """Create a deleted output again, and write its records back."""
+        partitions = max((record.partition() or 0 for record in records), default=0) + 1
+        self.kafka.create_topics({topic: partitions})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        for record in records:
+            producer.produce(
+                topic,
+                record.value(),
+                record.key(),
+                record.partition() or 0,
+                timestamp=record.timestamp()[1],
+                headers=record.headers() or [],
+            )
+        assert producer.flush(30) == 0
 
     def add_output(self) -> str:
         """Add an output of a stream to the pipeline's file, if it reads one. Only later batches write to it."""

@@ -57,7 +57,9 @@ async def _overview(
     if lag is None:
         lag_error = error or "Nothing has been read yet."
     else:
-        lag_error = input_away(missing, read=lag.positions).detail if missing else ""
+        lag_error = ""
+        if missing:
+            lag_error = input_away(missing, read=lag.positions, denied=lag.denied).detail
     # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
     return answers.Overview(

@@ -17,6 +17,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
+from sluice.state.postgres_checks import require_usable_shards
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
 from sluice.state.shard.shard import Checksums, Shard
@@ -102,6 +103,7 @@ class Storage:
         must know this batch. With an older ledger, Sluice would count records twice, or write other
         records under the number of this batch.
         """
+        require_usable_shards(self.locations)
         published = ledger.snapshots.last_batch(self.ref)
         planned = ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)

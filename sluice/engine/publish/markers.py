@@ -8,8 +8,9 @@ compacted, so it has the newest record of each key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import msgspec
 from confluent_kafka import Message, TopicPartition
@@ -88,7 +89,22 @@ class Marker(msgspec.Struct, frozen=True):
     checksums: dict[str, str] = {}
     """Topic → the checksum of the batch's records without their headers, which may contain times
     and offsets."""
+    ids: dict[str, str] = {}
+    """Topic → Kafka's id of the topic that the batch was written to. A topic that is deleted and
+    created again has another id, and lacks the records of this and of all earlier batches."""
     state: PublishedState = NOTHING_PUBLISHED
+
+    def without(self, topics: Collection[str]) -> Self:
+        """Return the marker of the batch as if it had not been written to these topics."""
+        changes: dict[str, Any] = {}
+        for name in ("outputs", "checksums", "ids"):
+            values: dict[str, Any] = getattr(self, name)
+            changes[name] = {topic: value for topic, value in values.items() if topic not in topics}
+        return msgspec.structs.replace(self, **changes)
+
+    def restored(self, ids: Mapping[str, str]) -> Self:
+        """Return the marker of the batch as if it had been written to topics with these ids."""
+        return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
         """The number and the checksum of the records that the batch has written to a topic."""
@@ -169,6 +185,12 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
             next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
         ) from error
     return MarkerTopic(newest, registrations)
+
+
+def newest_until(markers: Mapping[int, Marker], generation: int) -> Marker | None:
+    """Return the newest marker of a generation, or of the last one before it that has any."""
+    written = [number for number in markers if number <= generation]
+    return markers[max(written)] if written else None
 
 
 def _read_messages(kafka: Mapping[str, str], topic: str) -> Sequence[Message]:

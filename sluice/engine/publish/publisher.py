@@ -34,7 +34,7 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import DamagedState, RecordsRejected, SluiceError
+from sluice.errors import DamagedState, EngineError, OutputError, RecordsRejected, SluiceError
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit, SourceAudit
@@ -68,7 +68,7 @@ class HeldLease(Protocol):
 
 
 class IdentityCheck(Protocol):
-    """The identity of the source topics, or a test driver's stand-in."""
+    """The identity of the run's topics, or a test driver's stand-in."""
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
         """Raise EngineError if a topic no longer has the records before those that a batch has read.
@@ -78,6 +78,9 @@ class IdentityCheck(Protocol):
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         """Raise EngineError if a partition ends before the offset up to which it was read."""
+
+    def why_unwritable(self) -> EngineError | None:
+        """Return the change of a topic because of which no output can be written, if any."""
 
 
 @dataclass
@@ -217,8 +220,8 @@ class Publisher:
         if not result.is_empty:
             self._expire_windows(result.stream_times)
         audit = self._audit(collected)
-        # A topic that was deleted and created again, or a partition that was cut off, has other
-        # records at the same offsets. Such a batch must not be published.
+        # A source that was deleted and created again, or cut off, has other records at the same
+        # offsets, and such an output lacks earlier records. The batch must not be published then.
         sources = self.identity.check_batch(() if audit is None else audit.sources)
         state = PublishedState(
             result.stream_times,
@@ -320,7 +323,15 @@ class Publisher:
             # written may have lost its lease meanwhile.
             self.lease.check()
             rejected = RejectedOutput()
-            written = self._writer.write(metadata, result.output, dead_letters, rejected, state)
+            try:
+                written = self._writer.write(metadata, result.output, dead_letters, rejected, state)
+            except OutputError:
+                raise
+            except EngineError as error:
+                reason = self.identity.why_unwritable()
+                if reason is None:
+                    raise
+                raise reason from error
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
                 # Tasks that write at least once have counted unwritten records, too, so the counts

@@ -163,16 +163,22 @@ class SourceIdentity:
                     return read.last
         return None
 
-    def check_batch(self, read: Sequence[SourceAudit]) -> list[SourcePartition]:
+    def check_batch(
+        self,
+        read: Sequence[SourceAudit],
+        ids: Mapping[str, str] | None = None,
+    ) -> list[SourcePartition]:
         """Raise InputError if a topic no longer has the records before those that a batch has read.
 
         `read` are the partitions of the batch, which is not published yet. A partition that was cut
         off and has grown again has new records under a new leader epoch. So only if the epoch has
-        changed since the last record of the batches before, this record is compared. Returns all
-        partitions that the generation reads, with their last records up to this batch.
+        changed since the last record of the batches before, this record is compared. `ids`: topic →
+        its id now; by default, this method asks a broker. Returns all partitions that the generation
+        reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
-        ids = topic_ids(self.kafka, self.topics)
+        if ids is None:
+            ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)

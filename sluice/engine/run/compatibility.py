@@ -42,7 +42,7 @@ def require_compatible(
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
     """
-    changes = [] if before is None else [*_changes(before, now)]
+    changes = [] if before is None else incompatible_changes(before, now)
     if before is None or not changes:
         return
     name = now.pipeline
@@ -66,6 +66,11 @@ def require_compatible(
         f"{name} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
         next_step=next_step,
     )
+
+
+def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
+    """List the changes because of which the state of `before` has another meaning for `now`."""
+    return [*_changes(before, now)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
     """Whether the pipeline `now` can continue with the state of `before`."""
-    return not [*_changes(before, now)]
+    return not incompatible_changes(before, now)
 
 
 def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
@@ -238,6 +243,16 @@ def _steps(info: GenerationInfo) -> Iterator[str]:
 
 def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
+
+
+def stores_of_processors(
+    before: GenerationInfo,
+    now: GenerationInfo,
+) -> tuple[list[str], list[str]]:
+    """List the stores that processors have gained, which start empty, and those they have lost."""
+    old, new = _stores_by_name(before), _stores_by_name(now)
+    changed = {*_gained_or_lost_stores(old, new)}
+    return sorted(changed - old.keys()), sorted(changed - new.keys())
 
 
 def _without_number(definition: str) -> str:

@@ -243,6 +243,7 @@ def current_lease(
         with suppress(StateError):  # the driver itself reports that the ledger is away
             ledger.failures.keep(Failure.of(error, pipeline, run=holder.run, kind="lease"))
 
+    ledger.require_usable()
     while True:
         generation = only or ledger.generations.current_number(pipeline) or 1
         with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience, note) as lease:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
+from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
@@ -40,8 +41,10 @@ from sluice.engine.run.compatibility import (
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
+from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
+from sluice.engine.run.run_topics import RunTopics
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
@@ -56,6 +59,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
+from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
 
@@ -156,6 +160,9 @@ class JobRun:
             self.job.topics,
             ledger.audits,
         )
+        writer = Writer(storage.ref, self.job.pipeline.markers)
+        topics = RunTopics(self.settings.kafka, identity, self._output_identity(writer))
+        ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
         firsts = identity.check(
@@ -163,9 +170,9 @@ class JobRun:
             {} if planned is None else planned.ends,
         )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(storage.ref, self.job.pipeline.markers)
-        limits = self._make_topics(partitions, writer)
-        output = self._output(writer, limits)
+        # A topic that was deleted must not be created again without a word.
+        topics.require_never_written(ids)
+        output = self._output(writer, partitions)
         clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
         # The batches of a rebuild that has steps are given.
@@ -188,7 +195,7 @@ class JobRun:
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
         registered = None if newest is None else ledger.generations.get(storage.ref)
         return _Setup(
-            identity,
+            topics,
             newest,
             planned,
             firsts,
@@ -207,13 +214,22 @@ class JobRun:
             return Clocks({})
         return clocks_of_run(self.settings.kafka, writer.markers, ledger, self.job.pipeline.name)
 
-    def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
+    def _output_identity(self, writer: Writer) -> OutputIdentity | None:
+        """Return the topics that the run writes; None for a rebuild."""
+        if self.steps is not None:
+            return None
+        dead_letters = self.job.pipeline.dead_letters
+        outputs = (*self.job.outputs, dead_letters)
+        return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
+
+    def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
 
         A rebuild's producer would also fence the producer of a run that goes on meanwhile.
         """
         if self.steps is not None:
             return None
+        limits = self._make_topics(partitions, writer)
         transaction = TransactionalOutput(self.settings.kafka, writer, limits)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         return _TopicOutput(transaction, direct, limits)
@@ -247,6 +263,7 @@ class JobRun:
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
+                setup.topics.begin(transaction)
             self._prepare(ledger, lease, storage, None if transaction is None else transaction.last)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
@@ -260,7 +277,7 @@ class JobRun:
                 types=query.frames.types,
                 ledger=ledger,
                 lease=lease,
-                identity=setup.identity,
+                identity=setup.topics,
                 partitions=query.partitions,
                 destinations=destinations,
                 auditor=Auditor(storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)),
@@ -268,7 +285,7 @@ class JobRun:
             )
             with query_errors(publisher, storage, lease):
                 loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks)
-                has_new_partitions = self._run_batches(loop)
+                has_new_partitions = self._run_batches(loop, setup.topics)
         return publisher.read, has_new_partitions
 
     def _prepare(self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None) -> None:
@@ -283,27 +300,32 @@ class JobRun:
             lease.require_in_ledger()  # raises the error of a driver that has lost its lease
             raise _OutrankedError(storage.newest_epoch()) from None
 
-    def _run_batches(self, loop: BatchLoop) -> bool:
+    def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
         if self.steps is None:
-            return self._read_all(loop) == "partitions"
+            return self._read_all(loop, topics) == "partitions"
         prepare_for(loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS)
         stores = loop.query.frames.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
-    def _read_all(self, loop: BatchLoop) -> News | None:
+    def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
         name = self.job.pipeline.name
         kafka = self.settings.kafka
         ledger = loop.ledger
         lease = loop.lease
+
+        def check() -> None:
+            lease.check()
+            topics.watch()
+
         linger = Linger(
             kafka,
             self.job.topics_and_patterns,
             loop.partitions,
             self.linger_ms,
-            lease.check,
+            check,
             loop.clocks,
         )
         standbys = StandbyCopies(ledger, lease)
@@ -313,6 +335,9 @@ class JobRun:
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
+            # An output may have been deleted after its last check, before the last batch was
+            # published.
+            topics.check_outputs()
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
@@ -356,7 +381,30 @@ class JobRun:
                 self.settings.run,
                 changed_functions_warning(info.pipeline, changed),
             )
+        if self.steps is None:
+            self._warn_of_changes(ledger, before, info)
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
+
+    def _warn_of_changes(
+        self,
+        ledger: Ledger,
+        before: GenerationInfo | None,
+        info: GenerationInfo,
+    ) -> None:
+        """Log and note changes of contracts and outputs that the authors may not expect."""
+        warnings: list[str] = []
+        known: Collection[str] = ()
+        if before is not None:
+            known = before.outputs
+            warnings += warnings_of(before, info)
+        if new := info.outputs.keys() - known:
+            outputs: dict[str, list[str]] = {}
+            for other in (*ledger.generations.all_current(), info):
+                outputs[other.pipeline] = [*other.outputs]
+            warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
+        for warning in warnings:
+            log.warning("pipeline changed", pipeline=info.pipeline, change=warning)
+            ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
         """Create the missing topics. Returns topic → the limits of the records that it accepts."""
@@ -391,7 +439,7 @@ class _TopicOutput:
 class _Setup:
     """Everything that a run knows and has built before it opens its output."""
 
-    identity: SourceIdentity
+    topics: RunTopics
     newest: Snapshot | None
     """The newest published snapshot of the generation."""
     planned: PlannedBatch | None

@@ -47,6 +47,8 @@ from sluice.state.shard.shard import Checksums
 
 # Every run and every test driver registers a generation, so these statements are built only once.
 _REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
+_JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs")
+"""The columns of `GENERATIONS` with JSON."""
 _CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
     GENERATIONS,
@@ -311,10 +313,11 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
-            values: dict[str, Any] = dict(row) | {
-                "topics": tuple(msgspec.json.decode(row["topics"])),
-                "operators": msgspec.json.decode(row["operators"]),
-                "functions": msgspec.json.decode(row["functions"]),
+            decoded = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
+            values: dict[str, Any] = {
+                **row,
+                **decoded,
+                "topics": tuple(decoded["topics"]),
                 "stores": tuple(stores[ref]),
                 "workers": tuple(_with_lost_workers(ref, workers[ref], row["workers"])),
             }
@@ -349,7 +352,7 @@ def _write_info(connection: Connection, info: GenerationInfo) -> None:
     """Insert or replace a generation's description, within a transaction."""
     ref = msgspec.structs.asdict(info.ref)
     texts = {name: getattr(info, name) for name in ("description", "picture")}
-    texts |= {name: as_json(getattr(info, name)) for name in ("topics", "operators", "functions")}
+    texts |= {name: as_json(getattr(info, name)) for name in _JSON_COLUMNS}
     rows: dict[Any, Iterable[dict[str, Any]]] = {
         GENERATIONS: [texts | {"workers": len(info.workers)}],
         STORES: map(msgspec.structs.asdict, info.stores),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Set
+from threading import Timer
 from typing import Any
 
 import psycopg
@@ -14,6 +15,7 @@ from sluice.errors import BatchDiffers, EngineError, LeaseError
 from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget
 from sluice.sinks.target import BatchId, Published, Rows
 from sluice.values.sink_tables import PostgresTable
+from tests.support.pooler import pooled
 from tests.support.postgres import new_database
 
 NOTHING = pa.table({})
@@ -73,6 +75,38 @@ def test_rows_are_replaced_and_deleted(url: str, query: Query) -> None:
     assert query("SELECT shop, n FROM totals ORDER BY shop") == [("a", 3), ("c", None)]
     of_batch = "SELECT generation, batch, rows -> 'warehouse:totals' ->> 'count' FROM sluice_batches"
     assert query(of_batch) == [(1, 1, "4")]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tables_are_written_through_a_pooler_of_transactions(
+    url: str,
+    query: Query,
+    size: int,
+) -> None:
+    """PgBouncer, for example. Nothing of one transaction is left for the next client."""
+    targets = [target(f"totals_{number}") for number in range(8)]
+    with pooled(url, size) as address, psycopg.connect(address, autocommit=True) as other:
+        tables = begun(address, *targets)
+        for number in range(3):
+            written = {each.output: Rows([("a", str(number))], [], NOTHING) for each in targets}
+            assert {*tables.write(batch(number), written).values()} == {1}
+            assert other.execute("SHOW lock_timeout").fetchone() == ("0",)
+            assert other.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+    assert query("SELECT * FROM totals_7") == [("a", 2)]
+
+
+def test_settings_of_the_database_do_not_matter(url: str, query: Query) -> None:
+    name = url.rpartition("/")[2]
+    settings = {"default_transaction_isolation": "serializable", "statement_timeout": "100ms"}
+    for setting, value in settings.items():
+        query(f"ALTER DATABASE {name} SET {setting} = '{value}'")
+    tables = begun(url)
+    with psycopg.connect(url) as slow:
+        slow.execute("LOCK TABLE sluice_batches IN EXCLUSIVE MODE")
+        ending = Timer(0.5, slow.rollback)
+        ending.start()
+        assert tables.write(batch(0), rows(("a", "1"))) == {"warehouse:totals": 1}
+        ending.join()
 
 
 @pytest.mark.fault("F42", "the rows of a batch are others when it is repeated")

@@ -1,6 +1,8 @@
-"""Adds what a run compares between its batches, and batches that were recovered after the ledger was lost.
+"""Adds what a run compares between its batches and with earlier pipelines, and batches that were recovered.
 
-A run compares the leader epoch of the last record read from each partition.
+Between its batches, a run compares the leader epoch of the last record read from each partition. A
+changed pipeline is compared with the contracts and the outputs of its generation. A batch that was
+recovered after the ledger was lost stands for earlier batches, too.
 """
 
 from __future__ import annotations
@@ -13,8 +15,14 @@ down_revision = "r1"
 
 
 def upgrade() -> None:
-    """Add the columns, with an unknown leader epoch for the records that were read before."""
+    """Add the columns. The leader epoch of records that were read before is unknown.
+
+    The next run of a pipeline fills its contracts and outputs.
+    """
     epoch = sa.Column("leader_epoch", sa.Integer, nullable=False, server_default="-1")
     op.add_column("sources", epoch)
     lost = sa.Column("boundaries_lost", sa.Boolean, nullable=False, server_default=sa.false())
     op.add_column("history", lost)
+    for name in ("contracts", "outputs"):
+        column = sa.Column(name, sa.Text(), nullable=False, server_default="{}")
+        op.add_column("generations", column)
