@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.errors import SluiceError
-from sluice.settings import Settings, settings
+from sluice.settings import Settings, masked, settings
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import importing
 from sluice.values.replay_span import EVERYTHING, Span
@@ -82,7 +82,7 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
                 else:
                     run(settings(), spark, names[0])
     except SluiceError as error:
-        print(f"{type(error).title}: {error}", file=sys.stderr)
+        print(masked(f"{type(error).title}: {error}"), file=sys.stderr)
         return 1
     # Starting the session has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import FINISHED

@@ -74,14 +74,14 @@ def status() -> None:
 
 @contextmanager
 def _naming(ledger: str) -> Iterator[None]:
-    """Add the ledger's address, without a password, to the error of a ledger that cannot be read."""
+    """Add the ledger's address, with its secrets masked, to the error of a ledger that cannot be read."""
     from sluice.errors import StateError
-    from sluice.state.shard.passwords import without_password
+    from sluice.support.masking import shown_url
 
     try:
         yield
     except StateError as error:
-        detail = f"{error.detail} The ledger is at {without_password(ledger)}."
+        detail = f"{error.detail} The ledger is at {shown_url(ledger)}."
         raise StateError(detail, next_step=error.next_step) from None
 
 

@@ -10,7 +10,7 @@ compares this fingerprint with the record that is at the same offset now.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -49,7 +49,7 @@ class Topic:
 class SourceIdentity:
     """The source topics of a generation, identified by topic ids and offsets."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     sources: Sources
     ref: GenerationRef
     topics: tuple[str, ...]

@@ -35,6 +35,7 @@ from sqlalchemy.sql import ColumnElement
 
 from sluice.answers import FailureKind
 from sluice.errors import SluiceError
+from sluice.settings import masked
 from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import FAILURES
@@ -114,7 +115,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         host: str = "",
         secrets: Iterable[str] = (),
     ) -> Self:
-        """Describe `error` as a failure at the current time, with `secrets` masked."""
+        """Describe `error` as a failure at the current time.
+
+        These secrets and the secrets of this process's settings are masked.
+        """
         if isinstance(error, SluiceError):
             title, detail, next_step = error.title, first_line(error.detail), error.next_step
         else:
@@ -207,10 +211,8 @@ class Failures(LedgerPart):
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
     """A text without secrets, in the characters and the length that databases store."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
     # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
-    return text.replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
+    return masked(text, secrets).replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
 
 def _failure(row: RowMapping) -> Failure:

@@ -149,12 +149,11 @@ def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
 def test_status_names_the_ledger_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}/sluice"
-        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2")
+        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2&sslpassword=xi")
         settings.cache_clear()
         said = sluice("status")
     assert said.exit_code == 1
-    assert re.search(rf"The ledger is at postgresql\S*://ada@{place}", said.stderr)
-    assert "secret" not in said.stderr
+    assert f"The ledger is at postgresql://ada:***@{place}?connect_timeout=2&sslpassword=***." in said.stderr
 
 
 def test_status_of_healthy_pipelines() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import EngineError, TopologyError
-from sluice.settings import Settings
+from sluice.settings import Settings, settings
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.run_ends import note_failure, note_files, note_killed, now
@@ -16,7 +16,7 @@ from sluice.state.ledger.run_ends import note_failure, note_files, note_killed, 
 
 @pytest.fixture
 def known(tmp_path: Path) -> Settings:
-    kafka = {"bootstrap.servers": "kafka:9092", "sasl.password": "hunter2"}
+    kafka = {"bootstrap.servers": "kafka:9092", "sasl.password": "hunter22"}
     return Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": json.dumps(kafka)})
 
 
@@ -54,8 +54,17 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
 
 
 def test_no_secret_is_recorded(known: Settings) -> None:
-    fail(known, EngineError("SASL log-in as me with hunter2 refused \0"))
+    fail(known, EngineError("SASL log-in as me with hunter22 refused \0"))
     assert failures(known)[0].detail == "SASL log-in as me with *** refused �."
+
+
+@pytest.mark.parametrize("variable", ["SLUICE_LEDGER", "SLUICE_SHARDS", "SLUICE_CONNECTION_WAREHOUSE"])
+def test_no_secret_of_this_process_is_recorded(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "postgresql://ada@db/state?sslpassword=hunter%322")
+    settings.cache_clear()
+    failure = Failure.of(EngineError("no key for hunter22.", next_step="Use hunter%322."), "orders")
+    settings.cache_clear()
+    assert (failure.detail, failure.next_step) == ("no key for ***.", "Use ***.")
 
 
 def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
