@@ -18,7 +18,7 @@ from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe.health import failures_of, input_away, trouble_of
+from sluice.observe.health import Calm, calm_of, failures_of, input_away, trouble_of
 from sluice.observe.monitoring import LedgerFigures
 
 router = Router("overview", "/v1/overview")
@@ -51,6 +51,7 @@ async def _overview(
     error: str,
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
+    calm = calm_of(figures, name)
     held_since = None if lag is None else access.services.held_since(lag)
     failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
@@ -62,7 +63,7 @@ async def _overview(
     unread = None if lag is None or missing else lag.unread
     return answers.Overview(
         pipeline=name,
-        health=_health({failure.kind for failure in failures}, dag, name in figures.running, unread),
+        health=_health({failure.kind for failure in failures}, dag, name in figures.running, unread, calm),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
@@ -76,7 +77,13 @@ async def _overview(
     )
 
 
-def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+def _health(
+    kinds: Collection[FailureKind],
+    dag: DagState,
+    held: bool,
+    unread: int | None,
+    calm: Calm | None,
+) -> PipelineHealth:
     """The health of a pipeline with failures of these kinds. `held`: a driver holds the pipeline's lease."""
     trouble = trouble_of(kinds)
     if trouble == "broken":
@@ -88,7 +95,8 @@ def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: i
     # failed run, a held lease proves nothing, because a killed driver's lease is held until it expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
-    if trouble == "failed" or state == "failed":
+    # Airflow remembers how the last run of a retired pipeline ended.
+    if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED
     if trouble == "waiting":
         return PipelineHealth.WAITING
@@ -96,6 +104,8 @@ def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: i
         return PipelineHealth.RUNNING
     if trouble is not None:
         return PipelineHealth(trouble)
+    if calm is not None:
+        return PipelineHealth(calm)
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 

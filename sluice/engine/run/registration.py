@@ -33,6 +33,7 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
         functions={name: function.fingerprint() for name, function in job.state_functions},
         description=pipeline.text,
         picture=pipeline.svg,
+        file=str(pipeline.file or ""),
     )
 
 

@@ -43,6 +43,9 @@ from sluice.state.shard.shard import Checksums
 
 # Every run and every test driver registers a generation, so these statements are built only once.
 _REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
+_RUNS_AGAIN = (
+    update(PIPELINES).where(PIPELINES.c.pipeline == bindparam("running"), PIPELINES.c.retired).values(retired=False)
+)
 _CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
     GENERATIONS,
@@ -76,7 +79,7 @@ class Generations(LedgerPart):
         raises LeaseError and changes nothing.
         """
         ref = msgspec.structs.asdict(info.ref)
-        texts = {name: getattr(info, name) for name in ("description", "picture")}
+        texts = {name: getattr(info, name) for name in ("description", "picture", "file")}
         texts |= {name: as_json(getattr(info, name)) for name in ("topics", "operators", "functions")}
         rows: dict[Any, Iterable[dict[str, Any]]] = {
             GENERATIONS: [texts | {"workers": len(info.workers)}],
@@ -90,6 +93,7 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if not hidden and _current_number(connection, info.pipeline) is None:
                 connection.execute(insert(PIPELINES), ref)
+            connection.execute(_RUNS_AGAIN, {"running": info.pipeline})
             for table, table_rows in rows.items():
                 # Every run registers its generation, so the rows may already exist.
                 connection.execute(_REMOVE[table], ref)
@@ -173,6 +177,26 @@ class Generations(LedgerPart):
         """Whether a replay has built the current generation of a pipeline."""
         rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
+
+    def retire(self, pipeline: str) -> None:
+        """Note that a pipeline is no longer run, until its next run. Raises NotFound if it has never run."""
+        retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
+        with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
+            if connection.execute(retired).rowcount == 0:
+                raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="List them: sluice status.")
+
+    def retired(self) -> frozenset[str]:
+        """The pipelines that are no longer run."""
+        return frozenset(row["pipeline"] for row in self._read(select(PIPELINES.c.pipeline).where(PIPELINES.c.retired)))
+
+    def files(self) -> dict[str, str]:
+        """Pipeline → the path of its file in its newest run, for the pipelines that are not retired."""
+        rows = self._read(
+            current(GENERATIONS)
+            .with_only_columns(GENERATIONS.c.pipeline, GENERATIONS.c.file)
+            .where(~PIPELINES.c.retired)
+        )
+        return {row["pipeline"]: row["file"] for row in rows if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
         """The numbers of a pipeline's registered generations, sorted."""

@@ -130,7 +130,7 @@ def test_the_oldest_unread_record_of_a_topic_has_an_age_unless_a_partition_is_un
     ages = {}
     known = {(("orders", 0), 10): NOON - timedelta(seconds=90), (("orders", 1), 2): NOON - timedelta(seconds=30)}
     for times in (known, {(("orders", 0), 10): NOON}):
-        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, {})
+        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, frozenset(), {})
         of_now = gauges(empty, "orders", lag, NOON, oldest_unread=times)
         ages[len(times)] = {labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"}
     assert ages == {2: {"orders": 90, "pages": 0}, 1: {"pages": 0}}

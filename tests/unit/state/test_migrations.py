@@ -125,3 +125,16 @@ def test_a_new_ledger_and_one_of_this_version_open_without_alembic(tmp_path: Pat
     for _ in ("new", "of this version"):
         process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert process.stdout == "False\n"
+
+
+def test_a_ledger_of_the_first_release_gets_the_files_of_pipelines(old: str) -> None:
+    engine = open_engine(database_url(old))
+    with transaction(engine) as connection:
+        connection.execute(text("ALTER TABLE generations DROP COLUMN file"))
+        connection.execute(text("ALTER TABLE pipelines DROP COLUMN retired"))
+        connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r1'"))
+    engine.dispose()
+    with Ledger.open(old) as ledger:
+        assert ledger.generations.retired() == frozenset()
+        assert ledger.generations.files() == {}, "unknown until the next run"
+        assert [info.pipeline for info in ledger.generations.all_current()] == ["orders"]
