@@ -38,6 +38,17 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
     `jvm` is None if the JVM has started this program, so that PySpark can connect to the JVM.
     """
+    status = _drive(arguments, jvm)
+    # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
+    from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
+
+    # The JVM writes the archive after this program has ended, and whoever waits for the JVM sees nothing else.
+    if os.environ.get(WRITES_ARCHIVE):
+        print(ARCHIVING, flush=True)
+    return status
+
+
+def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
     options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
     names = [argument for argument in arguments if not argument.startswith("-")]
