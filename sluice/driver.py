@@ -42,7 +42,7 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
     # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
 
-    # The JVM writes the archive after this program has ended, and whoever waits for the JVM sees nothing else.
+    # The JVM writes the archive after this program has ended, and says nothing.
     if os.environ.get(WRITES_ARCHIVE):
         print(ARCHIVING, flush=True)
     return status

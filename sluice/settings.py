@@ -218,7 +218,7 @@ def settings() -> Settings:
 
 
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text with these secrets masked, and the secrets in the settings of this process."""
+    """Return the text with these secrets masked, and those in this process's settings."""
     try:
         own = settings().secrets
     except SettingsError:

@@ -91,10 +91,10 @@ CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """The environment variable with the path of the file in which a JVM that a driver starts writes how to connect."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITES_ARCHIVE = "SLUICE_WRITES_ARCHIVE"
-"""The environment variable that is set if the driver's JVM writes the archive of Java classes when it exits."""
+"""The environment variable that is set if the driver's JVM writes the archive when it exits."""
 ARCHIVING = (
-    "The run has ended. Spark now writes an archive of Java classes, with which later runs start faster. This takes 10 "
-    "to 15 seconds, or longer on a busy machine."
+    "The run has ended. Spark now writes an archive of Java classes, with which later runs start "
+    "faster. This takes 10 to 15 seconds, or longer on a busy machine."
 )
 FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
 

@@ -57,7 +57,8 @@ def status() -> None:
         of_files = _file_failures(ledger, loaded, figures)
         inputs = Inputs.of(figures, loaded.pipelines)
         kinds: dict[str, set[FailureKind]] = {}
-        for name in {pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | of_files.keys():
+        names = {pipeline.name for pipeline in loaded.pipelines}
+        for name in names | {*figures.pipelines} | of_files.keys():
             # This command has loaded the files itself, so it ignores what other processes recorded about files.
             of_pipeline = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
             of_pipeline += [of_files[name]] if name in of_files else []
@@ -74,15 +75,16 @@ def status() -> None:
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
-    for why, names in inputs.not_ready(kinds).items():
-        out.print(f"· {', '.join(names)}: not started. {why}", markup=False, soft_wrap=True)
+    for why, waiting in inputs.not_ready(kinds).items():
+        out.print(f"· {', '.join(waiting)}: not started. {why}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
 
 
 def retire(pipeline: PipelineName) -> None:
-    """Say that a pipeline is no longer run, so that nothing about it counts as wrong. Its state stays.
+    """Say that a pipeline is no longer run, so that nothing counts as wrong with it.
 
-    Do this after you have removed the pipeline's file. If the pipeline runs again, it is no longer retired.
+    Do this after you have removed the pipeline's file. The state stays. If the pipeline runs again,
+    it is no longer retired.
     """
     from sluice.state.ledger.failures import KINDS
     from sluice.state.ledger.ledger import Ledger
@@ -90,12 +92,13 @@ def retire(pipeline: PipelineName) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         ledger.generations.retire(pipeline)
         ledger.failures.clear(pipeline, *KINDS)
-    out.print(f"{pipeline} is retired. Its state can still be queried.", markup=False, soft_wrap=True)
+    done = f"{pipeline} is retired. Its state can still be queried."
+    out.print(done, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _naming(ledger: str) -> Iterator[None]:
-    """Add the ledger's address, with its secrets masked, to the error of a ledger that cannot be read."""
+    """Add the ledger's address, without secrets, to the error of a ledger that cannot be read."""
     from sluice.errors import StateError
     from sluice.support.masking import shown_url
 
@@ -118,9 +121,9 @@ def _problem(same: Sequence[Failure]) -> str:
 
 
 def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> dict[str, Failure]:
-    """Pipeline → the failure of its file, which this command cannot load or does not find.
+    """Return the failures of the files that this command cannot load or does not find, by pipeline.
 
-    The failure began when a process first recorded it. If no process has recorded it, it begins now.
+    A failure began when a process first recorded it. If no process has recorded it, it begins now.
     """
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.run_ends import gone_files
@@ -131,8 +134,10 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
     failures: dict[str, Failure] = {}
     for name, error in {**gone, **broken}.items():
         failure = Failure.of(error, name, kind="file")
-        recorded = [earlier.at for earlier in figures.failures.get(name, ()) if earlier.kind == "file"]
-        failures[name] = msgspec.structs.replace(failure, at=min([*recorded, failure.at]))
+        for recorded in figures.failures.get(name, ()):
+            if recorded.kind == "file" and recorded.at < failure.at:
+                failure = msgspec.structs.replace(failure, at=recorded.at)
+        failures[name] = failure
     return failures
 
 
@@ -155,7 +160,10 @@ class Inputs:
 
     @classmethod
     def of(cls, figures: LedgerFigures, pipelines: Iterable[Pipeline]) -> Self:
-        """Read from Kafka what is unread or held back in the topics of all pipelines, even if they have never run."""
+        """Read from Kafka what is unread or held back in the topics of all pipelines.
+
+        Pipelines that have never run are included.
+        """
         from sluice.errors import BrokersUnreachable
         from sluice.kafka.brokers import broker_errors, require_brokers
 
@@ -163,7 +171,8 @@ class Inputs:
         for pipeline in pipelines:
             if pipeline.name not in positions:
                 inputs.awaited[pipeline.name] = _awaited_topics(pipeline)
-        positions |= {name: {topic: {} for topic in topics} for name, topics in inputs.awaited.items()}
+        for name, topics in inputs.awaited.items():
+            positions[name] = {topic: {} for topic in topics}
         try:
             if positions:
                 require_brokers(kafka, _KAFKA_SECONDS)
@@ -177,10 +186,14 @@ class Inputs:
         """What is wrong with a pipeline."""
         from sluice.observe.health import failures_of
 
-        return failures_of(figures, pipeline, self.lags.get(pipeline), self.error, self.held.get(pipeline))
+        lag, held_since = self.lags.get(pipeline), self.held.get(pipeline)
+        return failures_of(figures, pipeline, lag, self.error, held_since)
 
     def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
-        """Why pipelines that have never run could not run now → the pipelines, if nothing else is wrong with them."""
+        """Return why pipelines that have never run could not run now: reason → pipelines.
+
+        `kinds`: the failures of each pipeline. A pipeline that has failures is left out.
+        """
         from sluice.observe.health import awaited_input
 
         names_by_reason: dict[str, list[str]] = {}
@@ -212,7 +225,7 @@ class Inputs:
 
 
 def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
-    """The topics and patterns that a pipeline reads, except the topics that it writes itself."""
+    """Return the topics and patterns that a pipeline reads and does not write itself."""
     from sluice.errors import TopologyError
     from sluice.plan import plan
 

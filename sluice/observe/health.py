@@ -84,7 +84,7 @@ def input_away(
 
 
 def awaited_input(missing: Sequence[str]) -> str:
-    """Why a pipeline that has never run could not run: these topics are missing; an empty text if none is."""
+    """Return why a pipeline that has never run could not run; an empty text if it could."""
     if not missing:
         return ""
     do = "does" if len(missing) == 1 else "do"
@@ -124,7 +124,7 @@ def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
 
 
 def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
-    """The health of a pipeline with failures of these kinds, that of the worst failure; None if nothing is wrong."""
+    """Return the health of a pipeline with failures of these kinds; None if nothing is wrong."""
     if "file" in kinds:
         return "broken"
     if FAILED_KINDS.intersection(kinds):
@@ -137,7 +137,7 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
 
 
 def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
-    """The health of a pipeline that does not run, although nothing is wrong; None for all other pipelines."""
+    """Return the health of a pipeline that is not to run; None for all other pipelines."""
     if pipeline in figures.retired:
         return "retired"
     return None if pipeline in figures.generations else "not_started"

@@ -89,7 +89,8 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         dags[name] = _broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
-    _note({name: file.error for name, file in broken_files.items()}, {facts.name for facts in all_facts})
+    loaded = {facts.name for facts in all_facts}
+    _note({name: file.error for name, file in broken_files.items()}, loaded)
     return dags
 
 

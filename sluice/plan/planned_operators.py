@@ -120,12 +120,12 @@ class Edge:
 
 
 def edge_column(target: int, side: int) -> str:
-    """The name of the column that says whether a row belongs to the edge into this side of an operator."""
+    """Return the name of the column that says whether a row goes to this side of an operator."""
     return f"f{target}_{side}"
 
 
 def key_column(column: str) -> str:
-    """The name of the column with the keys of an edge's rows, given the name of the edge's own column."""
+    """Return the name of the column with the keys of an edge's rows. `column`: `Edge.column`."""
     return f"{column}_key"
 
 

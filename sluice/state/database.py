@@ -132,7 +132,7 @@ def open_engine(url: URL) -> Engine:
         # PostgreSQL may have been restarted since a connection of the pool was last used.
         secrets = secret_parameters(url)
         engine = create_engine(
-            # The representation of an engine shows its URL, of which SQLAlchemy masks only the log-in.
+            # The representation of an engine shows the URL, and SQLAlchemy masks only the log-in.
             url.difference_update_query(secrets),
             pool_pre_ping=True,
             pool_timeout=_POOL_SECONDS,
@@ -160,7 +160,7 @@ def open_engine(url: URL) -> Engine:
         url.set(query={}),
         connect_args={"timeout": BUSY_SECONDS},
         execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
-        # The text of an error must not show the values of a statement, such as a key that signs cursors.
+        # An error must not show the values of its statement, such as a key that signs cursors.
         hide_parameters=True,
     )
     # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All

@@ -1,4 +1,4 @@
-"""Masks secrets: which parts of settings and URLs are secret, and how URLs and texts are shown without them.
+"""Masks secrets: says what is secret in settings and URLs, and shows URLs and texts without it.
 
 A secret is the password in a URL, and the value of a setting or of a URL's parameter whose name
 says so. A URL is masked by its structure, so that even a short secret is hidden. A text is
@@ -18,13 +18,13 @@ _LEAST_LENGTH = 8
 """In a text, shorter secrets are not masked, because they may be parts of ordinary words."""
 
 _SECRET_NAME = re.compile(
-    "passw|passphrase|passcode|passfile|pwd|secret|token|credential|jaas|signature|odbcconnect|oauthbearerconfig"
-    "|(api|access|account|shared)key|(key|pass|pem|sig)$"
+    "passw|passphrase|passcode|passfile|pwd|secret|token|credential|jaas|signature"
+    "|odbcconnect|oauthbearerconfig|(api|access|account|shared)key|(key|pass|pem|sig)$"
 )
 _HARMLESS_NAME = re.compile("(url|uri|endpoint|providers?)$")
 _URL = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*://)"
-    # The log-in ends at the last @ before the parameters: SQLAlchemy and people accept passwords with @, / and ?.
+    # The log-in ends at the last @ before the parameters: a password may contain @, / and ?.
     r"(?:(?P<user>[^:/@?]*)(?::(?P<password>.*?))?@(?=[^@?]*(?:\?|$)))?"
     r"(?P<place>[^?]*)(?:\?(?P<parameters>.*))?",
     re.DOTALL,
@@ -32,7 +32,7 @@ _URL = re.compile(
 _URL_IN_TEXT = re.compile(r"""[A-Za-z][\w+.-]*://[^\s'"`<>]*[^\s'"`<>.,;:!?)]""")
 """A URL in a sentence, without the punctuation after it."""
 _ASSIGNMENT = re.compile(r"""([\w.-]+)(\s*=\s*)("[^"]*"|'[^']*'|\{[^}]*\}|[^\s;,&"']+)""")
-"""A setting inside a value, such as `password="..."` in a JAAS configuration, or `PWD=...` for ODBC."""
+"""A setting inside a value, such as `password="..."` for JAAS, or `PWD=...` for ODBC."""
 
 
 def is_secret(name: str) -> bool:
@@ -56,7 +56,7 @@ def secrets_of_settings(settings: Mapping[str, str]) -> Iterator[str]:
 
 
 def secrets_of_url(url: str) -> Iterator[str]:
-    """Yield the secrets in a URL, or in libpq's `host=... password=...`, as they are written and as they are meant."""
+    """Yield the secrets in a URL, or in libpq's `host=... password=...`, as written and decoded."""
     parts = _URL.fullmatch(url)
     if parts is None:
         yield from _assigned_secrets(url)
@@ -65,7 +65,7 @@ def secrets_of_url(url: str) -> Iterator[str]:
     yield from (password, unquote(password))
     for name, value in _parameters(parts["parameters"] or ""):
         if is_secret(name):
-            # In the part after the question mark, SQLAlchemy takes + for a blank, and libpq does not.
+            # In parameters, SQLAlchemy takes + for a blank, and libpq does not.
             yield from (value, unquote(value), unquote_plus(value))
         yield from _assigned_secrets(unquote_plus(value))
 
@@ -93,7 +93,7 @@ def without_log_in(url: str) -> str:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with these secrets masked, in whatever encoding, and with the secrets of all URLs masked.
+    """Return the text with these secrets masked, in any encoding, and with the URLs in it masked.
 
     Secrets are masked as whole words only, and only if they have eight characters or more. So the
     text stays readable, whatever somebody has chosen as a password.
@@ -115,14 +115,13 @@ def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
 
 
 def _forms(secret: str) -> set[str]:
-    """The texts by which a secret may appear in a URL, in JSON or in Python's repr."""
-    return {
-        secret, quote(secret), quote(secret, safe=""), quote_plus(secret), json.dumps(secret)[1:-1], repr(secret)[1:-1],
-    }  # fmt: skip
+    """Return the texts by which a secret may appear in a URL, in JSON or in Python's repr."""
+    in_url = {quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    return {secret, *in_url, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
 
 
 def _whole_word(secret: str) -> str:
-    """A regular expression for the secret where it is neither followed nor preceded by further letters or digits."""
+    """Return a regular expression for the secret, unless it is a part of a longer word."""
     # The end of an encoded character, such as %3A, is not a part of the word after it.
     begin = r"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{2}))" if re.match(r"\w", secret) else ""
     end = r"(?!\w)" if re.search(r"\w\Z", secret) else ""
@@ -130,7 +129,7 @@ def _whole_word(secret: str) -> str:
 
 
 def _parameters(text: str) -> Iterator[tuple[str, str]]:
-    """The names and the encoded values of a URL's parameters."""
+    """Yield the names and the encoded values of a URL's parameters."""
     for parameter in text.split("&"):
         name, _, value = parameter.partition("=")
         yield unquote_plus(name), value
@@ -138,7 +137,9 @@ def _parameters(text: str) -> Iterator[tuple[str, str]]:
 
 def _shown_parameter(parameter: str) -> str:
     name, sign, value = parameter.partition("=")
-    return f"{name}={MASK}" if sign and holds_secret(unquote_plus(name), unquote_plus(value)) else parameter
+    if sign and holds_secret(unquote_plus(name), unquote_plus(value)):
+        return f"{name}={MASK}"
+    return parameter
 
 
 def _assigned_secrets(text: str) -> Iterator[str]:
@@ -150,4 +151,5 @@ def _assigned_secrets(text: str) -> Iterator[str]:
 
 
 def _masked_assignment(assignment: re.Match[str]) -> str:
-    return f"{assignment[1]}{assignment[2]}{MASK}" if is_secret(assignment[1]) else assignment[0]
+    name, sign = assignment[1], assignment[2]
+    return f"{name}{sign}{MASK}" if is_secret(name) else assignment[0]

@@ -51,7 +51,6 @@ async def _overview(
     error: str,
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
-    calm = calm_of(figures, name)
     held_since = None if lag is None else access.services.held_since(lag)
     failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
@@ -59,11 +58,13 @@ async def _overview(
         lag_error = error or "Nothing has been read yet."
     else:
         lag_error = input_away(missing, read=lag.positions).detail if missing else ""
+    calm = calm_of(figures, name)
+    kinds = {failure.kind for failure in failures}
     # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
     return answers.Overview(
         pipeline=name,
-        health=_health({failure.kind for failure in failures}, dag, name in figures.running, unread, calm),
+        health=_health(kinds, dag, name in figures.running, unread, calm),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,

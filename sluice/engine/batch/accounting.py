@@ -50,8 +50,10 @@ class PartitionResults:
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
-    """The offset of the last row's record, and the record's `Outcome`. This record is not counted yet, because the
-    next rows may belong to it."""
+    """The offset of the last row's record, and the record's `Outcome`.
+
+    This record is not counted yet, because the next rows may belong to it.
+    """
 
     def count_records(self, outcome: RecordOutcome) -> Integers:
         """Count each record once, under the first `Outcome` that applies to any of its rows.
@@ -159,8 +161,8 @@ class RecordSinks:
     sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
     passes: tuple[tuple[str, str | None], ...]
-    """For each side of an operator after the stateless steps: the Boolean column that is true if a record goes there,
-    and the column that must then have a value, too."""
+    """For each side of an operator after the stateless steps: the Boolean column that is true if a
+    record goes there, and the column that must then have a value, too."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
@@ -214,7 +216,9 @@ class RecordSinks:
         for_operators = np.zeros(count, np.int64)
         for name, needed in self.passes:
             passed = boolean_mask(batch.column(name))
-            for_operators += passed if needed is None else passed & boolean_mask(batch.column(needed).is_valid())
+            if needed is not None:
+                passed = passed & boolean_mask(batch.column(needed).is_valid())
+            for_operators += passed
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
         failed = self._reject_failures(batch, records, results)
         return RecordOutcome(records, applied, for_operators, *failed)

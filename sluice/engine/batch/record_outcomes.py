@@ -1,12 +1,12 @@
-"""What becomes of each record: a record with any effect is applied, and every other record has one other outcome.
+"""Decides what becomes of each record: it is applied if it has any effect, else it has one outcome.
 
-A task that reads records decides the outcome of most records. But whether an operator uses a
-record, only the operator's task knows: the record may be late for a session, or repeat an id. So if
-all that may come of a record are its rows for operators, the record counts as applied at first, and
-each of these rows has a number, `undecided`: how many such rows the record has, and its outcome if
-no operator uses any of them. An operator that passes over a row reports it. If the row is its
-record's only one, the operator's task corrects the counts. Otherwise, the driver does, once it knows
-that all rows of the record were passed over, perhaps by operators of different workers.
+The task that reads a record knows the outcome of most records. But only the task of an operator
+knows whether the operator uses a record, which may be late for a session, or repeat an id. So if
+nothing but rows for operators comes of a record, the record counts as applied at first, and each of
+these rows has a number, `undecided`: how many such rows the record has, and the record's outcome if
+no operator uses any of them. An operator reports the rows that it passes over. If such a row is its
+record's only row, the operator's task corrects the counts. Otherwise, the driver corrects them, if
+all rows of the record were passed over, perhaps by operators of different workers.
 """
 
 from __future__ import annotations
@@ -43,20 +43,28 @@ class Outcome(IntEnum):
 
 
 _COUNTS = (
-    "applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dropped/no_window", "dropped/duplicate",
-    "dead_letter/processing", "dropped/processing", "filtered",
-)  # fmt: skip
+    "applied",
+    "late_everywhere",
+    "dropped/null_key",
+    "dropped/null_value",
+    "dropped/no_window",
+    "dropped/duplicate",
+    "dead_letter/processing",
+    "dropped/processing",
+    "filtered",
+)
 PASSED_OVER: Mapping[str, Outcome] = {
     "null_key": Outcome.NULL_KEY,
     "null_value": Outcome.NULL_VALUE,
     "no_window": Outcome.NO_WINDOW,
     "duplicate": Outcome.DUPLICATE,
 }
-"""Why an operator has passed over a row → the outcome of a record all of whose rows were passed over for this reason.
-An operator reports late rows in another way, because a row may be late for some windows only."""
+"""Why operators have passed over all rows of a record → the record's outcome.
+
+Late rows are reported in another way, because a row may be late for some windows only."""
 
 _SCALE = 16
-"""A number `undecided` is the number of a record's rows times this, plus the outcome without them."""
+"""A number `undecided` is the number of a record's rows times this, plus the outcome otherwise."""
 UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
 """The schema of reports of rows that were passed over, and whose records have several rows."""
 
@@ -72,9 +80,9 @@ class RecordOutcome:
         rejected: Mask,
         skipped: Mask,
     ) -> None:
-        # A record is counted once, however many rows it has. Rows of the same record have the same offset.
+        # A record is counted once, however many rows it has. Its rows have the same offset.
         self.records = records
-        """The offset of each row's record; None unless steps may have turned one record into several rows."""
+        """The offset of each row's record; None if every record has one row."""
         self.applied, self.rejected, self.skipped = applied, rejected, skipped
         self.for_operators = for_operators
         """The number of operators that get each row."""
@@ -82,12 +90,16 @@ class RecordOutcome:
         self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
 
     def decided(self) -> tuple[Integers, Integers]:
-        """Return the outcome of each row if the operators use what they get, and its number `undecided`."""
+        """Return each row's outcome if operators use what they get, and its number `undecided`."""
         masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
+        dropped = [PASSED_OVER[reason] for reason in self.dropped]
         outcomes = [
-            Outcome.APPLIED, Outcome.LATE, *(PASSED_OVER[reason] for reason in self.dropped), Outcome.REJECTED,
+            Outcome.APPLIED,
+            Outcome.LATE,
+            *dropped,
+            Outcome.REJECTED,
             Outcome.SKIPPED,
-        ]  # fmt: skip
+        ]
         otherwise = np.select(masks, outcomes, default=Outcome.FILTERED)
         outcome = np.where(self.for_operators > 0, Outcome.APPLIED, otherwise)
         return outcome, self._undecided(otherwise)
@@ -105,7 +117,7 @@ class RecordOutcome:
 
 
 class PassedOver:
-    """The rows that the operators of a stage have passed over, of records without another effect."""
+    """The rows that a stage's operators have passed over, of records without another effect."""
 
     def __init__(self) -> None:
         self.corrections: dict[tuple[int, int], Counter[str]] = {}
@@ -113,28 +125,37 @@ class PassedOver:
         self._reports: list[pa.RecordBatch] = []
 
     def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
-        """Add rows that operators have passed over. `undecided` is 0 for a row that decides nothing."""
+        """Add rows that operators have passed over.
+
+        `undecided` is 0 for a row whose record has another effect, or that comes from no record.
+        """
         rows, otherwise = np.divmod(undecided, _SCALE)
         outcomes = np.minimum(outcomes, otherwise)
         is_only = rows == 1
         self._correct(origins[is_only], outcomes[is_only])
         has_others = rows > 1
         if has_others.any():
-            columns = origins[has_others], rows[has_others], outcomes[has_others]
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, UNDECIDED, strict=True)]
-            self._reports.append(pa.RecordBatch.from_arrays(arrays, schema=UNDECIDED))
+            report = {
+                "origin": origins[has_others],
+                "rows": rows[has_others],
+                "outcome": outcomes[has_others],
+            }
+            self._reports.append(pa.RecordBatch.from_pydict(report, UNDECIDED))
 
     def _correct(self, origins: Integers, outcomes: Integers) -> None:
         for part, counts in corrections(origins, outcomes).items():
             self.corrections.setdefault(part, Counter()).update(counts)
 
     def reports(self) -> pa.Table:
-        """The reports for the driver, with the columns of `UNDECIDED`."""
+        """Return the reports for the driver, with the columns of `UNDECIDED`."""
         return pa.Table.from_batches(self._reports, UNDECIDED)
 
 
 def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], Counter[str]]:
-    """Source and partition → what to add to its counts, given the records that were counted as applied and were not."""
+    """Return what to add to the counts of each source and partition.
+
+    The records with these origins were counted as applied, but have these outcomes.
+    """
     by_part: dict[tuple[int, int], Counter[str]] = {}
     # All records of a partition with the same outcome get the same number.
     numbers, counts = np.unique((origins >> OFFSET_BITS) * _SCALE + outcomes, return_counts=True)
@@ -147,7 +168,10 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 
 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
-    """What to add to the counts of a batch, given the reports of all its stages. `topics`: source number → topic."""
+    """Return what to add to the counts of a batch, given the reports of all its stages.
+
+    `topics`: source number → topic.
+    """
     table = pa.concat_tables([UNDECIDED.empty_table(), *reports])
     origins = np.asarray(table.column("origin"))
     records, first, of_records, reported = np.unique(

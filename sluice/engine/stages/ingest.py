@@ -309,7 +309,7 @@ class Ingest:
 
 
 def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of records in batches that divide no record, even if a step has made many rows of it."""
+    """Yield the rows in batches that divide no record, even if a step has made many rows of it."""
     held: pa.RecordBatch | None = None
     for batch in batches:
         if not batch.num_rows:
@@ -326,7 +326,7 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> int:
-    """The number of rows of a batch's last record, if the next batch goes on with this record."""
+    """Return how many rows of a batch's last record it has, if the next batch has more of them."""
     count: int = batch.num_rows
     last, begin = count - 1, 0
     for name in ("_offset", "_partition", "_source"):

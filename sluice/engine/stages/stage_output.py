@@ -372,26 +372,31 @@ class StageOutput:
     def _pass_over(self, outcome: Outcome) -> None:
         """Note that the operator has passed over the current row, which has no effect on it."""
         sequence, origin, path = self.position
-        if self.released is None and has_origin(sequence) and self.operator is not None and self.row is not None:
-            self._passed_over.append((self.operator.number, origin, path, self.row.side, outcome))
+        if self.released is not None or not has_origin(sequence):
+            return
+        assert self.operator is not None
+        if self.row is not None:
+            noted = self.operator.number, origin, path, self.row.side, outcome
+            self._passed_over.append(noted)
 
     def settle(self, operator: StageOperator, rows: OperatorRows) -> None:
-        """Find out what has become of the records of these rows that the operator has passed over.
+        """Find out what has become of the records whose rows the operator has passed over.
 
-        The operator has processed the rows one by one.
+        `rows` are the rows that the operator has processed one by one.
         """
         noted, self._passed_over = self._passed_over, []
         if not noted:
             return
         origins = np.asarray(rows.columns["origin"])
         indices = np.flatnonzero(np.isin(origins, [origin for _, origin, *_ in noted]))
-        of_rows = (rows.values_at(name, indices).to_pylist() for name in ("origin", "path", "side", "undecided"))
+        names = "origin", "path", "side", "undecided"
+        of_rows = (rows.values_at(name, indices).to_pylist() for name in names)
         undecided: dict[tuple[int, bytes, int], int] = {}
         for origin, path, side, number in zip(*of_rows, strict=True):
             undecided[origin, path, side] = number or 0
         decided: list[tuple[int, int, int]] = []
         for target, origin, path, side, outcome in noted:
-            # A chained operator's rows are results of this operator, so their records have an effect.
+            # The rows of a chained operator are results, so their records have an effect.
             if target == operator.number:
                 decided.append((origin, undecided.get((origin, path, side), 0), outcome))
         if decided:
@@ -450,8 +455,9 @@ class StageOutput:
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):
             origins = np.asarray(rows_of.values_at("origin", indices))
-            undecided = np.asarray(pc.fill_null(rows_of.values_at("undecided", indices), 0), np.int64)
-            self.passed_over.add(origins, undecided, np.full(len(indices), outcome))
+            undecided = pc.fill_null(rows_of.values_at("undecided", indices), 0)
+            outcomes = np.full(len(indices), outcome)
+            self.passed_over.add(origins, np.asarray(undecided, np.int64), outcomes)
 
     def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
         """Send the original values of rows to the topic for late records."""

@@ -3,7 +3,7 @@
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
 | run | the last run failed | the driver, or the Airflow task that waited for it | a run has read all records |
-| file | the pipeline's file cannot be loaded, or is gone | the program that loads it | it can be loaded |
+| file | the pipeline's file is gone or wrong | the program that loads it | it can be loaded |
 | overdue | the data are older than the pipeline's deadline | Airflow's task `alert` | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
 | slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |

@@ -44,7 +44,12 @@ from sluice.state.shard.shard import Checksums
 # Every run and every test driver registers a generation, so these statements are built only once.
 _REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
 _RUNS_AGAIN = (
-    update(PIPELINES).where(PIPELINES.c.pipeline == bindparam("running"), PIPELINES.c.retired).values(retired=False)
+    update(PIPELINES)
+    .where(
+        PIPELINES.c.pipeline == bindparam("running"),
+        PIPELINES.c.retired,
+    )
+    .values(retired=False)
 )
 _CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
@@ -179,24 +184,31 @@ class Generations(LedgerPart):
         return bool(rows and rows[0]["replayed"])
 
     def retire(self, pipeline: str) -> None:
-        """Note that a pipeline is no longer run, until its next run. Raises NotFound if it has never run."""
+        """Note that a pipeline is no longer run, until its next run.
+
+        Raises NotFound if it has never run.
+        """
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
             if connection.execute(retired).rowcount == 0:
-                raise NotFound(f"The ledger has no pipeline {pipeline!r}.", next_step="List them: sluice status.")
+                raise NotFound(
+                    f"The ledger has no pipeline {pipeline!r}.",
+                    next_step="Look for its name in: sluice status.",
+                )
 
     def retired(self) -> frozenset[str]:
-        """The pipelines that are no longer run."""
-        return frozenset(row["pipeline"] for row in self._read(select(PIPELINES.c.pipeline).where(PIPELINES.c.retired)))
+        """Return the pipelines that are no longer run."""
+        rows = self._read(select(PIPELINES.c.pipeline).where(PIPELINES.c.retired))
+        return frozenset(row["pipeline"] for row in rows)
 
     def files(self) -> dict[str, str]:
-        """Pipeline → the path of its file in its newest run, for the pipelines that are not retired."""
-        rows = self._read(
-            current(GENERATIONS)
-            .with_only_columns(GENERATIONS.c.pipeline, GENERATIONS.c.file)
-            .where(~PIPELINES.c.retired)
-        )
-        return {row["pipeline"]: row["file"] for row in rows if row["file"]}
+        """Return the path of each pipeline's file in its newest run.
+
+        Leaves out retired pipelines, and pipelines whose file is unknown.
+        """
+        columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
+        statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
+        return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
         """The numbers of a pipeline's registered generations, sorted."""

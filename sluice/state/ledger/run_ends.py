@@ -57,7 +57,11 @@ def note_killed(
     _add(configuration, error, pipeline, run)
 
 
-def note_files(configuration: Settings, broken: Mapping[str, SluiceError], loaded: Collection[str]) -> None:
+def note_files(
+    configuration: Settings,
+    broken: Mapping[str, SluiceError],
+    loaded: Collection[str],
+) -> None:
     """Record which pipelines' files cannot be loaded, or are gone.
 
     `broken` and `loaded` are the pipelines of all files in the folder of pipelines. The record
@@ -74,8 +78,12 @@ def note_files(configuration: Settings, broken: Mapping[str, SluiceError], loade
         ledger.failures.set_files(failures)
 
 
-def gone_files(files: Mapping[str, str], folder: Path, found: Collection[str]) -> dict[str, SluiceError]:
-    """Pipeline → the error for a pipeline that has run, and that no file defines any more.
+def gone_files(
+    files: Mapping[str, str],
+    folder: Path,
+    found: Collection[str],
+) -> dict[str, SluiceError]:
+    """Return the errors for the pipelines that have run, and that no file defines any more.
 
     `files` maps each pipeline that has run to the path of its file then. `found` are the pipelines
     that the files in `folder` define. A pipeline of another folder counts only if this process sees
@@ -96,7 +104,7 @@ def gone_files(files: Mapping[str, str], folder: Path, found: Collection[str]) -
 def _gone(name: str, detail: str) -> SluiceError:
     return TopologyError(
         f"{detail} Its state stays as it is, and can be queried.",
-        next_step=f"Restore the file. If the pipeline is not to run any more: sluice retire {name}.",
+        next_step=f"Restore the file. If the pipeline is not to run again: sluice retire {name}.",
     )
 
 

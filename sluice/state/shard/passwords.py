@@ -40,7 +40,8 @@ def with_password(url: URL) -> URL:
 def _without_secrets(url: URL) -> URL:
     if url.get_backend_name() != "postgresql":
         return url
-    return URL.create(**url.difference_update_query(secret_parameters(url))._asdict() | {"password": None})
+    parts = url.difference_update_query(secret_parameters(url))._asdict()
+    return URL.create(**parts | {"password": None})
 
 
 def _database(url: URL) -> tuple[object, ...]:
