@@ -75,6 +75,16 @@ def test_a_topic_that_is_away_makes_its_pipeline_wait(states: States) -> None:
         assert (figures["source_up", "orders"], figures["waiting",]) == (is_there, not is_there)
 
 
+def test_a_retired_pipeline_causes_no_alert(states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    lag = Lag({"orders": {0: 17}}, {"orders": {0: 10}}, {})
+    assert ("lag_records", "orders", "0") in found(states, lag)
+    states.ledger.generations.retire("orders")
+    for measured in (found(states, lag), found(states)):
+        assert {name for name, *_ in measured}.isdisjoint({"lag_records", "source_up"})
+        assert [name for (name, *_), value in measured.items() if name == "condition" and value] == []
+
+
 def test_a_failure_is_one(states: States) -> None:
     states.ledger.failures.keep(Failure.of(EngineError("x"), "orders"))
     assert found(states)["failed",] == 1
