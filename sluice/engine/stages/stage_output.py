@@ -385,20 +385,22 @@ class StageOutput:
         `rows` are the rows that the operator has processed one by one.
         """
         noted, self._passed_over = self._passed_over, []
-        if not noted:
-            return
-        origins = np.asarray(rows.columns["origin"])
-        indices = np.flatnonzero(np.isin(origins, [origin for _, origin, *_ in noted]))
-        names = "origin", "path", "side", "undecided"
-        of_rows = (rows.values_at(name, indices).to_pylist() for name in names)
-        undecided: dict[tuple[int, bytes, int], int] = {}
-        for origin, path, side, number in zip(*of_rows, strict=True):
-            undecided[origin, path, side] = number or 0
-        decided: list[tuple[int, int, int]] = []
+        outcomes: dict[tuple[int, bytes, int], Outcome] = {}
         for target, origin, path, side, outcome in noted:
             # The rows of a chained operator are results, so their records have an effect.
             if target == operator.number:
-                decided.append((origin, undecided.get((origin, path, side), 0), outcome))
+                outcomes.setdefault((origin, path, side), outcome)
+        if not outcomes:
+            return
+        origins = [origin for origin, _, _ in outcomes]
+        indices = np.flatnonzero(np.isin(np.asarray(rows.columns["origin"]), origins))
+        names = "origin", "path", "side", "undecided"
+        of_rows = (rows.values_at(name, indices).to_pylist() for name in names)
+        decided: list[tuple[int, int, int]] = []
+        for origin, path, side, undecided in zip(*of_rows, strict=True):
+            passed_over = outcomes.get((origin, path, side))
+            if undecided and passed_over is not None:
+                decided.append((origin, undecided, passed_over))
         if decided:
             self.passed_over.add(*np.array(decided, np.int64).T)
 
