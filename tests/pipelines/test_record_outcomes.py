@@ -1,4 +1,4 @@
-"""Each record has one outcome, whatever kinds of steps it goes to: a record without any effect is not applied."""
+"""Each record has one outcome, whatever kinds of steps it goes to. Without any effect, it is not applied."""
 
 from __future__ import annotations
 
@@ -32,30 +32,46 @@ class Click(Struct):
 TEN = tumbling("10 seconds", grace="0 seconds")
 STEPS: dict[str, Callable[[Stream[Click], GroupedStream[Click], str], object]] = {
     "group": lambda _, keyed, store: keyed.windowed_by(TEN).count(store=store),
-    "operator": lambda _, keyed, store: keyed.windowed_by(TEN).aggregate(store=store, last="last(n)"),
-    "function": lambda _, keyed, store: keyed.windowed_by(TEN).aggregate(
-        int, lambda n, _: n + 1, store=store, returns=int
+    "operator": lambda _, keyed, store: keyed.windowed_by(TEN).aggregate(
+        store=store,
+        last="last(n)",
     ),
-    "sliding": lambda _, keyed, store: keyed.windowed_by(sliding("5 seconds", grace="0 seconds")).count(store=store),
-    "session": lambda _, keyed, store: keyed.windowed_by(session("5 seconds", grace="0 seconds")).count(store=store),
+    "function": lambda _, keyed, store: keyed.windowed_by(TEN).aggregate(
+        int,
+        lambda n, _: n + 1,
+        store=store,
+        returns=int,
+    ),
+    "sliding": lambda _, keyed, store: keyed.windowed_by(
+        sliding("5 seconds", grace="0 seconds"),
+    ).count(store=store),
+    "session": lambda _, keyed, store: keyed.windowed_by(
+        session("5 seconds", grace="0 seconds"),
+    ).count(store=store),
     "suppress": lambda _, keyed, store: (
         keyed.windowed_by(TEN).count(store=store).suppress_until_window_closes().to("closed")
     ),
     "emit": lambda _, keyed, store: keyed.windowed_by(TEN, emit="window_close").count(store=store),
     "hopping": lambda _, keyed, store: keyed.windowed_by(
-        hopping("10 seconds", advance="5 seconds", grace="0 seconds")
+        hopping("10 seconds", advance="5 seconds", grace="0 seconds"),
     ).aggregate(store=store, last="last(n)"),
     "own windows": lambda _, keyed, store: keyed.windowed_by(
-        custom_windows(lambda time: [(time, time + 1_000)] if time % 7 else [])
+        custom_windows(lambda time: [(time, time + 1_000)] if time % 7 else []),
     ).count(store=store),
     "another key": lambda clicks, _, store: (
         clicks.group_by("n % 3").windowed_by(TEN).aggregate(store=store, last="last(n)")
     ),
-    "deduplicate": lambda clicks, _, store: clicks.deduplicate("cast(n as string)", within="5 seconds").to("once"),
+    "deduplicate": lambda clicks, _, store: clicks.deduplicate(
+        "cast(n as string)",
+        within="5 seconds",
+    ).to("once"),
     "latest": lambda _, keyed, store: keyed.aggregate(store=store, last="last(n)"),
     "versioned": lambda clicks, _, store: clicks.to_table(store=store, versioned="5 seconds"),
     "fails": lambda clicks, keyed, store: keyed.aggregate(
-        int, lambda n, click: n + 10 // click.n, store=store, returns=int
+        int,
+        lambda n, click: n + 10 // click.n,
+        store=store,
+        returns=int,
     ),
 }
 """Steps that take a stream of clicks. A step may add up the clicks of each key."""
@@ -80,14 +96,26 @@ def outcomes(pipeline: Pipeline, *batches: Sequence[Record]) -> Counter[str]:
             driver.commit()
         counts = driver.counts()
     assert counts["read"] == sum(map(len, batches))
-    found = Counter({name: count for name, count in counts.items() if name.startswith(OUTCOMES) and count})
+    found = Counter(
+        {name: count for name, count in counts.items() if name.startswith(OUTCOMES) and count},
+    )
     assert found.total() == counts["read"], f"the outcomes do not balance: {counts}"
     return found
 
 
 ON_TIME: Record = "a", 1, 1_000_000
 LATE: Record = "a", 2, 500_000
-WINDOWED = ("group", "operator", "function", "sliding", "session", "suppress", "emit", "hopping", "versioned")
+WINDOWED = (
+    "group",
+    "operator",
+    "function",
+    "sliding",
+    "session",
+    "suppress",
+    "emit",
+    "hopping",
+    "versioned",
+)
 
 
 @pytest.mark.parametrize("kind", WINDOWED)
@@ -103,9 +131,15 @@ def test_late_records_are_counted_alike_in_columns_and_in_later_batches(kind: st
     assert outcomes(build(kind), [*many, *late])["late_everywhere"] == 200
 
 
-@pytest.mark.parametrize("others", [("operator",), ("group",), ("session", "another key"), ("sliding", "hopping")])
+@pytest.mark.parametrize(
+    "others",
+    [("operator",), ("group",), ("session", "another key"), ("sliding", "hopping")],
+)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_record_is_late_only_if_all_of_its_stores_find_it_late(others: tuple[str, ...], workers: int) -> None:
+def test_a_record_is_late_only_if_all_of_its_stores_find_it_late(
+    others: tuple[str, ...],
+    workers: int,
+) -> None:
     kinds = ("operator", *others)
     records = [("a", 1, 1_000_000), ("b", 2, 500_000), ("c", 3, 400_000)]
     assert outcomes(build(*kinds, workers=workers), records) == {"applied": 1, "late_everywhere": 2}
@@ -154,17 +188,28 @@ def test_a_row_that_a_later_step_finds_late_was_applied_before() -> None:
 def test_a_record_of_several_rows_is_late_if_all_of_its_rows_are(count: int) -> None:
     pipeline = Pipeline("clicks", workers=2)
     several = pipeline.stream("clicks", value=Click).flat_map_values("more")
-    several.group_by("cast(value as string)").windowed_by(TEN).aggregate(store="s", last="last(value)")
+    several.group_by("cast(value as string)").windowed_by(TEN).aggregate(
+        store="s",
+        last="last(value)",
+    )
     with TopologyTestDriver(pipeline) as driver:
         for time in (1_000_000, 500_000, 1_000_001):
             driver.pipe("clicks", {"n": 0, "more": [*range(count)]}, key="a", timestamp=time)
         driver.pipe("clicks", {"n": 0, "more": []}, key="a", timestamp=500_000)
         counts = driver.counts()
-    assert [counts[name] for name in ("read", "applied", "late_everywhere", "filtered")] == [4, 2, 1, 1]
+    assert [counts[name] for name in ("read", "applied", "late_everywhere", "filtered")] == [
+        4,
+        2,
+        1,
+        1,
+    ]
     assert counts["late/s"] == count
 
 
-@pytest.mark.parametrize("kind", ["group", "operator", "sliding", "session", "suppress", "latest", "another key"])
+@pytest.mark.parametrize(
+    "kind",
+    ["group", "operator", "sliding", "session", "suppress", "latest", "another key"],
+)
 def test_a_record_without_a_key_is_dropped_by_every_kind_of_store(kind: str) -> None:
     records: list[Record] = [ON_TIME, (None, 2, 1_000_000)]
     expected = {"applied": 2} if kind == "another key" else {"applied": 1, "dropped/null_key": 1}
@@ -192,13 +237,21 @@ def test_a_record_on_which_an_operator_fails_is_rejected() -> None:
 
 KINDS = st.sampled_from([*STEPS])
 RECORDS = st.lists(
-    st.tuples(st.sampled_from(["a", "b", None]), st.integers(-2, 3), st.integers(0, 40_000)), min_size=1, max_size=40
+    st.tuples(st.sampled_from(["a", "b", None]), st.integers(-2, 3), st.integers(0, 40_000)),
+    min_size=1,
+    max_size=40,
 )
 
 
-@given(RECORDS, st.lists(KINDS, min_size=1, max_size=3, unique=True), st.randoms(use_true_random=False))
+@given(
+    RECORDS,
+    st.lists(KINDS, min_size=1, max_size=3, unique=True),
+    st.randoms(use_true_random=False),
+)
 def test_outcomes_depend_neither_on_batches_nor_on_workers(
-    records: list[Record], kinds: list[str], chance: random.Random
+    records: list[Record],
+    kinds: list[str],
+    chance: random.Random,
 ) -> None:
     cut = chance.randint(0, len(records))
     whole = outcomes(build(*kinds), records)
@@ -217,8 +270,14 @@ def applied_records(pipeline: Pipeline, records: list[Record]) -> set[int]:
     return applied
 
 
-@given(RECORDS.map(lambda records: records[:12]), st.lists(KINDS, min_size=2, max_size=3, unique=True))
-def test_a_record_is_applied_if_any_of_several_steps_applies_it(records: list[Record], kinds: list[str]) -> None:
+@given(
+    RECORDS.map(lambda records: records[:12]),
+    st.lists(KINDS, min_size=2, max_size=3, unique=True),
+)
+def test_a_record_is_applied_if_any_of_several_steps_applies_it(
+    records: list[Record],
+    kinds: list[str],
+) -> None:
     by_any: set[int] = set()
     for kind in kinds:
         by_any |= applied_records(build(kind), records)

@@ -1,4 +1,4 @@
-"""Temporary folders that are kept if something fails, because the error may name a log in the folder."""
+"""Temporary folders that are kept if something fails, because the error may name a log in them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from pathlib import Path
 
 @contextmanager
 def kept_on_failure(prefix: str) -> Iterator[Path]:
-    """A new folder. It is deleted after the block, or when the user interrupts the block, but not after an error."""
+    """Yield a new folder, and delete it after the block, unless an error ends the block.
+
+    It is also deleted if the user interrupts the block.
+    """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     is_kept = False
     try:
         yield folder
     except Exception:
         is_kept = True
-        print(f"The logs are kept in {folder}. Delete the folder when you have read them.", file=sys.stderr)
+        print(
+            f"The logs are kept in {folder}. Delete the folder when you have read them.",
+            file=sys.stderr,
+        )
         raise
     finally:
         if not is_kept:

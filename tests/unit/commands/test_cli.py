@@ -170,7 +170,8 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the pipeline `orders`."""
     folder = tmp_path / "jobs"
     folder.mkdir()
-    (folder / "orders.py").write_text((Path(__file__).parents[3] / "spark_jobs" / "orders.py").read_text())
+    orders = Path(__file__).parents[3] / "spark_jobs" / "orders.py"
+    (folder / "orders.py").write_text(orders.read_text())
     monkeypatch.setenv("SLUICE_PIPELINES", str(folder))
     settings.cache_clear()
     return folder
@@ -180,7 +181,8 @@ def status_lines() -> tuple[int, list[str]]:
     """The exit code of `sluice status`, and its lines below the table's header."""
     said = sluice("status")
     assert said.stderr == ""
-    return said.exit_code, [" ".join(line.split()) for line in said.stdout.splitlines()[1:] if line.strip()]
+    lines = said.stdout.splitlines()[1:]
+    return said.exit_code, [" ".join(line.split()) for line in lines if line.strip()]
 
 
 @pytest.mark.usefixtures("jobs", "topics")
@@ -195,16 +197,17 @@ def test_a_pipeline_that_never_ran_is_not_started() -> None:
 
 
 @pytest.mark.usefixtures("jobs")
-def test_status_names_the_topics_that_a_pipeline_needs_to_start(topics: dict[str, dict[int, int]]) -> None:
+def test_status_names_the_topics_that_a_pipeline_needs(topics: dict[str, dict[int, int]]) -> None:
     del topics["stores"]
     lines = ["orders not started none", "· orders: not started. Topic stores does not exist yet."]
     assert status_lines() == (0, lines)
     del topics["orders"]
-    assert status_lines()[1][1] == "· orders: not started. The topics orders, stores do not exist yet."
+    said = "· orders: not started. The topics orders, stores do not exist yet."
+    assert status_lines()[1][1] == said
 
 
 @pytest.mark.usefixtures("jobs")
-def test_status_says_that_a_pipeline_cannot_start_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_says_that_a_pipeline_needs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_KAFKA", '{"bootstrap.servers": "127.0.0.1:1"}')
     monkeypatch.setattr("sluice.commands.status_command._KAFKA_SECONDS", 0.1)
     settings.cache_clear()
@@ -214,7 +217,10 @@ def test_status_says_that_a_pipeline_cannot_start_without_a_broker(monkeypatch: 
 
 
 @pytest.mark.usefixtures("topics")
-def test_status_says_that_a_file_is_gone_until_its_pipeline_is_retired(jobs: Path, tmp_path: Path) -> None:
+def test_status_says_that_a_file_is_gone_until_its_pipeline_is_retired(
+    jobs: Path,
+    tmp_path: Path,
+) -> None:
     states = States(f"sqlite:///{tmp_path}")
     states.publish({"a": "[1,2]"})
     states.ledger.generations.register(states.info(file=str(jobs / "orders.py")))
@@ -223,7 +229,8 @@ def test_status_says_that_a_file_is_gone_until_its_pipeline_is_retired(jobs: Pat
     code, lines = status_lines()
     assert (code, lines[0].split()[:2]) == (1, ["orders", "broken"])
     assert f"Its file is gone: {jobs}/orders.py." in lines[1]
-    assert sluice("retire", "orders").stdout == "orders is retired. Its state can still be queried.\n"
+    retired = sluice("retire", "orders")
+    assert retired.stdout == "orders is retired. Its state can still be queried.\n"
     code, lines = status_lines()
     assert (code, len(lines), lines[0].split()[:2]) == (0, 1, ["orders", "retired"])
     assert sluice("retire", "words").exit_code == 1

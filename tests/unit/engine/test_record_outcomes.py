@@ -23,11 +23,20 @@ TOPICS = {0: "sales", 3: "a-b"}
 
 def outcome(records: list[int], applied: list[int], for_operators: list[int]) -> RecordOutcome:
     none = np.zeros(len(records), bool)
-    return RecordOutcome(np.array(records), np.array(applied, bool), np.array(for_operators), none, none)
+    return RecordOutcome(
+        np.array(records),
+        np.array(applied, bool),
+        np.array(for_operators),
+        none,
+        none,
+    )
 
 
 def passed_over(*rows: tuple[int, int, int, Outcome]) -> PassedOver:
-    """Rows that operators have passed over: offset, the number of the record's rows, its outcome otherwise, and why."""
+    """Rows that operators have passed over.
+
+    Each has the offset and the number of rows of its record, the record's outcome otherwise, and why.
+    """
     passed = PassedOver()
     for offset, number, otherwise, why in rows:
         (origin,) = origins(0, 2, np.array([offset]))
@@ -58,7 +67,9 @@ def test_the_task_corrects_the_counts_of_records_with_one_row() -> None:
         (3, 1, Outcome.FILTERED, Outcome.DUPLICATE),
         (4, 1, Outcome.LATE, Outcome.NULL_KEY),
     )
-    assert passed.corrections == {(0, 2): Counter(applied=-4, late_everywhere=3, **{"dropped/duplicate": 1})}
+    assert passed.corrections == {
+        (0, 2): Counter(applied=-4, late_everywhere=3, **{"dropped/duplicate": 1}),
+    }
     assert passed.reports().num_rows == 0
 
 
@@ -69,15 +80,21 @@ def test_rows_that_decide_nothing_change_no_count() -> None:
 
 
 def test_the_driver_decides_about_records_whose_rows_went_to_several_operators() -> None:
-    first = passed_over((1, 2, Outcome.FILTERED, Outcome.NULL_VALUE), (2, 2, Outcome.FILTERED, Outcome.LATE))
-    second = passed_over((1, 2, Outcome.FILTERED, Outcome.LATE), (3, 2, Outcome.FILTERED, Outcome.LATE))
+    first = passed_over(
+        (1, 2, Outcome.FILTERED, Outcome.NULL_VALUE),
+        (2, 2, Outcome.FILTERED, Outcome.LATE),
+    )
+    second = passed_over(
+        (1, 2, Outcome.FILTERED, Outcome.LATE),
+        (3, 2, Outcome.FILTERED, Outcome.LATE),
+    )
     outputs = SideOutputs()
     for number, passed in enumerate((first, second)):
         assert passed.corrections == {}
         outputs.add_undecided(f"stage-1-{number}", passed.reports())
     collected = Collected(outputs.take())
     stats = corrected_counts(collected.undecided(), TOPICS)
-    assert stats.counts == {"applied": -1, "late_everywhere": 1}, "only the first record was passed over twice"
+    assert stats.counts == {"applied": -1, "late_everywhere": 1}, "only the first record"
     assert stats.by_partition == {"sales-2": {"applied": -1, "late_everywhere": 1}}
 
 
@@ -89,8 +106,8 @@ def batch(*rows: tuple[int, int, int]) -> pa.RecordBatch:
     """Rows of records: their source, partition and offset."""
     columns = zip(*rows, strict=True) if rows else ((), (), ())
     names = ("_source", "_partition", "_offset")
-    arrays = {name: pa.array(column, pa.int64()) for name, column in zip(names, columns, strict=True)}
-    return pa.RecordBatch.from_pydict(arrays)
+    arrays = [pa.array(column, pa.int64()) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def offsets(*batches: pa.RecordBatch) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The folder of a long check is kept if the check fails, because the error may name a log in the folder."""
+"""The folder of a long check is kept if the check fails, because the error may name a log in it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ def check(end: BaseException) -> None:
         raise end
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("The server has ended, see server.log."), typer.Exit(1)])
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError("The server has ended, see server.log."), typer.Exit(1)],
+)
 def test_the_logs_are_kept_after_a_failure(
-    failure: Exception, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    failure: Exception,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(type(failure)):
         check(failure)

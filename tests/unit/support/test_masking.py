@@ -1,4 +1,4 @@
-"""One rule says what is secret in settings and URLs, and how URLs and texts are shown without it."""
+"""One rule says what is secret in settings and URLs, and how they are shown without it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import psycopg
 import pytest
 
 from sluice.state.database import database_url, open_engine
-from sluice.support.masking import is_secret, masked, secrets_of_settings, secrets_of_url, shown_url, without_log_in
+from sluice.support.masking import (
+    is_secret,
+    masked,
+    secrets_of_settings,
+    secrets_of_url,
+    shown_url,
+    without_log_in,
+)
 
 SECRET = "S3cr3t/Pw+1"
 ROOT = Path(__file__).parents[3]
@@ -24,17 +31,38 @@ ROOT = Path(__file__).parents[3]
         ("postgresql://ada@db/state", "postgresql://ada@db/state"),
         ("postgresql://ada:x@i@db/state", "postgresql://ada:***@db/state"),
         ("postgresql://ada:x/i@db/state", "postgresql://ada:***@db/state"),
-        ("postgresql://ada:x?i@db/state?sslmode=require", "postgresql://ada:***@db/state?sslmode=require"),
+        (
+            "postgresql://ada:x?i@db/state?sslmode=require",
+            "postgresql://ada:***@db/state?sslmode=require",
+        ),
         ("postgresql://ada:@db/state", "postgresql://ada:***@db/state"),
-        ("postgresql://db/state?user=ada@home&password=xi", "postgresql://db/state?user=ada@home&password=***"),
-        ("postgresql://db/state?p%61ssword=xi&PASSWORD=xi", "postgresql://db/state?p%61ssword=***&PASSWORD=***"),
-        ("postgresql://db/state?sslpassword=xi&sslkey=/k", "postgresql://db/state?sslpassword=***&sslkey=***"),
-        ("postgresql://db/state?passfile=/p&schema=s", "postgresql://db/state?passfile=***&schema=s"),
+        (
+            "postgresql://db/state?user=ada@home&password=xi",
+            "postgresql://db/state?user=ada@home&password=***",
+        ),
+        (
+            "postgresql://db/state?p%61ssword=xi&PASSWORD=xi",
+            "postgresql://db/state?p%61ssword=***&PASSWORD=***",
+        ),
+        (
+            "postgresql://db/state?sslpassword=xi&sslkey=/k",
+            "postgresql://db/state?sslpassword=***&sslkey=***",
+        ),
+        (
+            "postgresql://db/state?passfile=/p&schema=s",
+            "postgresql://db/state?passfile=***&schema=s",
+        ),
         ("postgresql://db/state?options=-c%20my.secret%3Dxi", "postgresql://db/state?options=***"),
         ("mssql+pyodbc://?odbc_connect=SERVER%3Ddb%3BPWD%3Dxi", "mssql+pyodbc://?odbc_connect=***"),
-        ("snowflake://ada@db/?private_key_passphrase=xi", "snowflake://ada@db/?private_key_passphrase=***"),
+        (
+            "snowflake://ada@db/?private_key_passphrase=xi",
+            "snowflake://ada@db/?private_key_passphrase=***",
+        ),
         ("host=db password='x i' user=ada", "host=db password=*** user=ada"),
-        ("sqlite:////data/a:b@c/ledger.sqlite?synchronous=off", "sqlite:////data/a:b@c/ledger.sqlite?synchronous=off"),
+        (
+            "sqlite:////data/a:b@c/ledger.sqlite?synchronous=off",
+            "sqlite:////data/a:b@c/ledger.sqlite?synchronous=off",
+        ),
         ("http://[::1]:8080/local", "http://[::1]:8080/local"),
     ],
 )
@@ -64,7 +92,8 @@ def test_host_and_path_remain_of_a_url_without_its_log_in() -> None:
 
 
 def test_libpq_has_no_secret_parameter_that_is_shown() -> None:
-    secret = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults() if option.dispchar == b"*"]
+    options = psycopg.pq.Conninfo.get_defaults()
+    secret = [option.keyword.decode() for option in options if option.dispchar == b"*"]
     assert {"password", "sslpassword"} <= {*secret}
     assert [name for name in secret if not is_secret(name)] == []
 
@@ -79,7 +108,10 @@ def test_libpq_has_no_secret_parameter_that_is_shown() -> None:
         ("sasl.oauthbearer.client.secret", SECRET),
         ("sasl.oauthbearer.assertion.private.key.passphrase", SECRET),
         ("sasl.oauthbearer.config", f"principal=ada secret={SECRET}"),
-        ("sasl.jaas.config", f'org.apache.ScramLoginModule required username="ada" password="{SECRET}";'),
+        (
+            "sasl.jaas.config",
+            f'org.apache.ScramLoginModule required username="ada" password="{SECRET}";',
+        ),
         ("sasl.oauthbearer.token.endpoint.url", f"https://ada:{SECRET}@idp/token"),
         ("spark.hadoop.fs.s3a.secret.key", SECRET),
         ("fs.azure.account.key.lake.dfs.core.windows.net", SECRET),
@@ -150,7 +182,9 @@ def test_no_engine_shows_a_secret() -> None:
 
 
 def test_no_dataclass_shows_a_secret() -> None:
-    shown = [name for file in (ROOT / "sluice").rglob("*.py") for name in _confidential_fields(file)]
+    shown: list[str] = []
+    for file in (ROOT / "sluice").rglob("*.py"):
+        shown += _confidential_fields(file)
     assert shown == []
 
 
