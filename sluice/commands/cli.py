@@ -7,7 +7,7 @@
 | demo | demo_command |
 | explain, check, describe, run, rebuild, repartition, audit | pipeline_commands |
 | generations | generations_commands |
-| status | status_command |
+| status, retire | status_command |
 | query | query_commands |
 | kafka | kafka_commands |
 | topics | topics_commands |
@@ -63,6 +63,7 @@ for command in (
     init_command.init,
     demo_command.demo,
     status_command.status,
+    status_command.retire,
     serve_commands.serve,
     serve_commands.move,
     serve_commands.import_state,

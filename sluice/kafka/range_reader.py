@@ -115,7 +115,7 @@ class RangeReader:
         """The last error of a connection since the brokers have last answered."""
         self._has_asked = False
         """Whether the reader has asked a broker about the topics since the brokers have last answered."""
-        with configuration_errors():
+        with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
                 "error_cb": self._note_error, "stats_cb": self._note_progress,

@@ -18,6 +18,8 @@ from sluice.values.phrases import counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
 """The health of a pipeline with which something is wrong. The worst comes first."""
+Calm = Literal["not_started", "retired"]
+"""The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 _NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
@@ -39,11 +41,16 @@ def failures_of(
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
+
+    A missing input is no failure of a pipeline that is not to run: one that has never run, unless
+    its trigger has recorded that it waits, or one that is retired.
     """
     failures = [*figures.failures.get(pipeline, ())]
     recorded = {failure.kind for failure in failures}
     generation = figures.generations.get(pipeline)
-    missing = [] if lag is None or generation is None else lag.missing(generation.topics)
+    if calm_of(figures, pipeline) is not None or generation is None:
+        return failures
+    missing = [] if lag is None else lag.missing(generation.topics)
     if "input" not in recorded and (missing or (lag is None and lag_error)):
         away = InputAway(lag_error)
         if lag is not None:
@@ -88,6 +95,14 @@ def input_away(
     return InputAway(" ".join(details), next_step=next_step)
 
 
+def awaited_input(missing: Sequence[str]) -> str:
+    """Return why a pipeline that has never run could not run; an empty text if it could."""
+    if not missing:
+        return ""
+    do = "does" if len(missing) == 1 else "do"
+    return f"{_topics(missing)} {do} not exist yet."
+
+
 def _topics(names: Sequence[str]) -> str:
     return f"Topic {names[0]}" if len(names) == 1 else f"The topics {', '.join(names)}"
 
@@ -121,7 +136,7 @@ def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
 
 
 def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
-    """The health of a pipeline with failures of these kinds, that of the worst failure; None without failures."""
+    """Return the health of a pipeline with failures of these kinds; None if nothing is wrong."""
     if "file" in kinds:
         return "broken"
     if FAILED_KINDS.intersection(kinds):
@@ -131,6 +146,13 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
     if "held" in kinds:
         return "held"
     return "degraded" if kinds else None
+
+
+def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
+    """Return the health of a pipeline that is not to run; None for all other pipelines."""
+    if pipeline in figures.retired:
+        return "retired"
+    return None if pipeline in figures.generations else "not_started"
 
 
 def severity(kinds: Collection[FailureKind]) -> int:

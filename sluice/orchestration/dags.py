@@ -95,16 +95,17 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         dags[name] = _broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
-    _note({name: file.error for name, file in broken_files.items()})
+    loaded = {facts.name for facts in all_facts}
+    _note({name: file.error for name, file in broken_files.items()}, loaded)
     return dags
 
 
-def _note(broken: dict[str, SluiceError]) -> None:
-    """Record broken files in the ledger.
+def _note(broken: dict[str, SluiceError], loaded: set[str]) -> None:
+    """Record in the ledger which pipelines' files are broken or gone.
 
     Wait only a short time, so that an unreachable ledger does not delay DAGs.
     """
-    noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
+    noting = Thread(target=note_files, args=(settings(), broken, loaded), daemon=True)
     noting.start()
     noting.join(_NOTE_SECONDS)
 

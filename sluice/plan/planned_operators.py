@@ -89,11 +89,11 @@ class Edge:
     @property
     def column(self) -> str:
         """The name of the column that says whether a row belongs to this edge."""
-        return f"f{self.target}_{self.side}"
+        return edge_column(self.target, self.side)
 
     @property
     def key_column(self) -> str:
-        return f"{self.column}_key"
+        return key_column(self.column)
 
     @property
     def value_column(self) -> str:
@@ -117,6 +117,16 @@ class Edge:
     def path_from(self, base: str) -> str:
         """SQL of the path; `base` is SQL for the path of the stage's record or result."""
         return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
+
+
+def edge_column(target: int, side: int) -> str:
+    """Return the name of the column that says whether a row goes to this side of an operator."""
+    return f"f{target}_{side}"
+
+
+def key_column(column: str) -> str:
+    """Return the name of the column with the keys of an edge's rows. `column`: `Edge.column`."""
+    return f"{column}_key"
 
 
 @dataclass(frozen=True)

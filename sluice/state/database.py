@@ -26,6 +26,7 @@ from sqlalchemy.util import LRUCache
 from sluice.errors import SettingsError, StateError, sentence
 from sluice.state.time_limits import waits_limited
 from sluice.support.file_modes import close_database, make_file, make_folder
+from sluice.support.masking import holds_secret
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for another writer of a SQLite database."""
@@ -71,6 +72,11 @@ def database_url(text: str) -> URL:
         f"A database's address starts with {url.drivername!r}.",
         next_step=f"Use sqlite:///... or postgresql://... {_WHERE_SET}",
     )
+
+
+def secret_parameters(url: URL) -> dict[str, Any]:
+    """Return the parameters of a URL that hold secrets, such as `sslpassword`."""
+    return {name: value for name, value in url.query.items() if holds_secret(name, str(value))}
 
 
 def is_durable(url: URL) -> bool:
@@ -126,12 +132,19 @@ def open_engine(url: URL) -> Engine:
     """
     if url.get_backend_name() != "sqlite":
         # PostgreSQL may have been restarted since a connection of the pool was last used.
-        engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
+        secrets = secret_parameters(url)
+        engine = create_engine(
+            # The representation of an engine shows the URL, and SQLAlchemy masks only the log-in.
+            url.difference_update_query(secrets),
+            pool_pre_ping=True,
+            pool_timeout=_POOL_SECONDS,
+            hide_parameters=True,
+        )
         # With psycopg's own connections, a wait for a server that is gone would never end.
         event.listen(
             engine,
             "do_connect",
-            lambda _dialect, _record, _arguments, parameters: _connect(parameters),
+            lambda _dialect, _record, _arguments, parameters: _connect(parameters | secrets),
         )
         return engine
     path = Path(url.database or "")
@@ -148,6 +161,8 @@ def open_engine(url: URL) -> Engine:
         url.set(query={}),
         connect_args={"timeout": BUSY_SECONDS},
         execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
+        # An error must not show the values of its statement, such as a key that signs cursors.
+        hide_parameters=True,
     )
     # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All
     # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test

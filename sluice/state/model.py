@@ -136,6 +136,8 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     """The topology as text."""
     picture: str = ""
     """The topology as an SVG drawing."""
+    file: str = ""
+    """The path of the pipeline's file in the newest run; empty if it is unknown."""
 
 
 class Snapshot(OfGeneration, frozen=True, kw_only=True):

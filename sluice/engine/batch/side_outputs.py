@@ -150,6 +150,11 @@ class SideOutputs:
             self._add(label, pack_table(of_page))
         return page
 
+    def add_undecided(self, part: str, reports: pa.Table) -> None:
+        """Add reports of rows that operators have passed over (see `record_outcomes`)."""
+        for page, rows in enumerate(_pages(reports)):
+            self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
+
     def take(self) -> list[SideOutput]:
         """The side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
         taken = [*self._collected]
@@ -184,6 +189,7 @@ class Collected:
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes | pa.Buffer]] = {}
         self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
+        self._undecided: list[bytes | pa.Buffer] = []
         self.output_size = NOTHING
         """The size of all records and changes."""
         # Shuffles deliver side outputs in any order. They are sorted, so that a
@@ -195,6 +201,8 @@ class Collected:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):
                 self._changes.append((frozenset(label.groups), data))
+            elif label.part.startswith(_UNDECIDED):
+                self._undecided.append(data)
             else:
                 self._stats.append(msgspec.json.decode(data, type=BatchStats))
 
@@ -244,6 +252,10 @@ class Collected:
                 last[topic, int(partition)] = stats.last
         return last
 
+    def undecided(self) -> Iterator[pa.Table]:
+        """The reports that `add_undecided` has added."""
+        return map(_unpack_table, self._undecided)
+
     def records(self, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, in tables, sorted by part."""
         return map(_unpack_table, self._records.get(topic, ()))
@@ -264,6 +276,7 @@ class Collected:
 
 
 _CHANGES = "changes-"
+_UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:

@@ -19,6 +19,7 @@ import structlog
 
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
 from sluice.engine.batch.idle_time import IdleTime
+from sluice.engine.batch.record_outcomes import corrected_counts
 from sluice.engine.batch.rejections import rejected_rows
 from sluice.engine.batch.side_outputs import NOTHING, Collected, DataSize
 from sluice.engine.batch.storage import Storage
@@ -274,6 +275,7 @@ class Publisher:
             rejected += rejected_changes
         dead_letters, failures = dead_letters_of_steps(self._job, rejected)
         collected.add_stats(failures)
+        collected.add_stats(corrected_counts(collected.undecided(), self._job.topics_by_source))
         stats = collected.stats
         return BatchResult(
             BatchOutput(collected, changes, dead_letters),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -54,7 +54,7 @@ class Topic:
 class SourceIdentity:
     """The source topics of a generation, identified by topic ids and offsets."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     sources: Sources
     ref: GenerationRef
     topics: tuple[str, ...]

@@ -62,8 +62,13 @@ def require_compatible(
             f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. "
             "Or undo the change."
         )
+    what = f"{name} has changed since its state was computed: {'; '.join(changes)}."
+    where = ""
+    if before.file and now.file and before.file != now.file:
+        where = f" The state is from {before.file}, and this run is of {now.file}."
+        next_step += " If this file is a copy, give its pipeline another name."
     raise CompatibilityError(
-        f"{name} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
+        f"{what}{where} No records were read.",
         next_step=next_step,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
@@ -29,7 +29,7 @@ take effect, and no task reaches Airflow's time limit of two hours."""
 class Linger:
     """Compares the topics' end offsets with the offsets that were read, several times a second."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     topics: Sequence[str]
     """The topics that the run reads, and the patterns of further topics."""
     partitions: Mapping[str, int]

@@ -47,6 +47,7 @@ def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
         outputs=_outputs(job),
         description=pipeline.text,
         picture=pipeline.svg,
+        file=str(pipeline.file or ""),
     )
 
 

@@ -356,6 +356,7 @@ class Aggregate(Timeless, SpreadAggregation):
             out.count("null_key" if row.key is None else "null_value")
         elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
             out.count("late")
+            out.send_late()
         else:
             self._add_to_window(state, 0, None, row, out)
 

@@ -49,6 +49,14 @@ from sluice.state.shard.shard import Checksums
 _REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
 _JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs")
 """The columns of `GENERATIONS` with JSON."""
+_RUNS_AGAIN = (
+    update(PIPELINES)
+    .where(
+        PIPELINES.c.pipeline == bindparam("running"),
+        PIPELINES.c.retired,
+    )
+    .values(retired=False)
+)
 _CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
     GENERATIONS,
@@ -88,6 +96,7 @@ class Generations(LedgerPart):
                 require_epoch(connection, lease.ref, lease.epoch)
             if not hidden and _current_number(connection, info.pipeline) is None:
                 connection.execute(insert(PIPELINES), msgspec.structs.asdict(info.ref))
+            connection.execute(_RUNS_AGAIN, {"running": info.pipeline})
             _write_info(connection, info)
 
     def recover(
@@ -199,6 +208,33 @@ class Generations(LedgerPart):
         """Whether a replay has built the current generation of a pipeline."""
         rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
+
+    def retire(self, pipeline: str) -> None:
+        """Note that a pipeline is no longer run, until its next run.
+
+        Raises NotFound if it has never run.
+        """
+        retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
+        with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
+            if connection.execute(retired).rowcount == 0:
+                raise NotFound(
+                    f"The ledger has no pipeline {pipeline!r}.",
+                    next_step="Look for its name in: sluice status.",
+                )
+
+    def retired(self) -> frozenset[str]:
+        """Return the pipelines that are no longer run."""
+        rows = self._read(select(PIPELINES.c.pipeline).where(PIPELINES.c.retired))
+        return frozenset(row["pipeline"] for row in rows)
+
+    def files(self) -> dict[str, str]:
+        """Return the path of each pipeline's file in its newest run.
+
+        Leaves out retired pipelines, and pipelines whose file is unknown.
+        """
+        columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
+        statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
+        return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
         """The numbers of a pipeline's registered generations, sorted."""
@@ -351,7 +387,7 @@ class Generations(LedgerPart):
 def _write_info(connection: Connection, info: GenerationInfo) -> None:
     """Insert or replace a generation's description, within a transaction."""
     ref = msgspec.structs.asdict(info.ref)
-    texts = {name: getattr(info, name) for name in ("description", "picture")}
+    texts = {name: getattr(info, name) for name in ("description", "picture", "file")}
     texts |= {name: as_json(getattr(info, name)) for name in _JSON_COLUMNS}
     rows: dict[Any, Iterable[dict[str, Any]]] = {
         GENERATIONS: [texts | {"workers": len(info.workers)}],

@@ -53,6 +53,13 @@ PIPELINES = Table(
         server_default=false(),
         comment="whether a replay has built it",
     ),
+    Column(
+        "retired",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="whether the pipeline is no longer run, on purpose",
+    ),
 )
 
 GENERATIONS = Table(
@@ -90,6 +97,13 @@ GENERATIONS = Table(
     Column("description", Text, nullable=False),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
+    Column(
+        "file",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="path of the pipeline's file in the newest run; empty if unknown",
+    ),
 )
 
 STORES = Table(

@@ -60,8 +60,8 @@ def test_the_newest_migration_is_the_version_of_the_tables() -> None:
 
 
 def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str) -> None:
-    later = (("generations", "contracts"), ("generations", "outputs"), ("sources", "leader_epoch"))
-    later += (("history", "boundaries_lost"),)
+    later = [("generations", "contracts"), ("generations", "outputs"), ("sources", "leader_epoch")]
+    later += [("history", "boundaries_lost"), ("generations", "file"), ("pipelines", "retired")]
     engine = open_engine(database_url(old))
     wanted = {table: columns_of(engine, table) for table, _ in later}
     with transaction(engine) as connection:
@@ -73,6 +73,8 @@ def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str
         assert {table: columns_of(ledger.engine, table) for table, _ in later} == wanted
         (info,) = ledger.generations.all_current()
         assert (info.contracts, info.outputs) == ({}, {})
+        assert ledger.generations.retired() == frozenset()
+        assert ledger.generations.files() == {}, "unknown until the next run"
 
 
 def columns_of(engine: Engine, table: str) -> set[str]:
