@@ -156,6 +156,7 @@ def denied(run: Callable[[], object], *operations: str) -> None:
         assert f"--operation {name} --{kind.replace(' ', '-')} {resource}" in error
 
 
+@pytest.mark.fault("F56", "an operation is denied in the middle of a run")
 @pytest.mark.parametrize(
     ("operation", "short"),
     [

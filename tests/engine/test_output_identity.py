@@ -104,6 +104,7 @@ def running(start: Start) -> Running:
     return made
 
 
+@pytest.mark.fault("F55", "an output topic is deleted between or within batches")
 def test_a_deleted_output_is_not_created_again_without_a_word(running: Running) -> None:
     topic = running.names("copies")
     delete(running, topic)

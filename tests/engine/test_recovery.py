@@ -18,8 +18,6 @@ from tests.engine.test_between_batches import ledger_file, numbered, pipeline, s
 from tests.support.interruptions import POINTS, crash, interrupted
 from tests.support.sqlite_copies import Replicas
 
-LOST = pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits; the shards may be lost, too")
-
 
 @pytest.fixture
 def started(start: Start) -> Running:
@@ -59,7 +57,7 @@ def audits(running: Running) -> list:  # type: ignore[type-arg]
         return [source for audit in ledger.audits.all(running.snapshot().ref) for source in audit.sources]
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_lost_ledger_is_recovered_without_reading_or_writing_anything(started: Running) -> None:
     before = started.snapshot()
     with started.ledger() as ledger:
@@ -90,7 +88,7 @@ def test_a_lost_ledger_is_recovered_without_reading_or_writing_anything(started:
     require_right(started, 15)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_ledger_that_went_back_keeps_its_earlier_snapshots(started: Running) -> None:
     replicas = Replicas(ledger_file(started))
     replicas.lag()
@@ -106,7 +104,7 @@ def test_a_ledger_that_went_back_keeps_its_earlier_snapshots(started: Running) -
     require_right(started, 20)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_lost_shards_are_restored_from_the_topics_after_the_ledger_was_recovered(started: Running) -> None:
     lose_ledger(started)
     shutil.rmtree(started.settings.home / "shards")
@@ -118,7 +116,7 @@ def test_lost_shards_are_restored_from_the_topics_after_the_ledger_was_recovered
     require_right(started, 15)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_shard_that_went_back_with_the_ledger_is_restored_from_the_topics(started: Running) -> None:
     replicas = Replicas([*ledger_file(started), shard_files(started)[0]])
     replicas.lag()
@@ -130,7 +128,7 @@ def test_a_shard_that_went_back_with_the_ledger_is_restored_from_the_topics(star
     require_right(started, 20)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_batch_that_was_written_and_not_published_is_recovered(started: Running) -> None:
     started.send("in", *numbered(12, 15))
     with interrupted(POINTS["after the output"], crash), pytest.raises(EngineError):
@@ -142,7 +140,7 @@ def test_a_batch_that_was_written_and_not_published_is_recovered(started: Runnin
     require_right(started, 15)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 @pytest.mark.parametrize("from_topics", [False, True])
 def test_a_rebuild_recovers_the_ledger_first(started: Running, from_topics: bool) -> None:
     lose_ledger(started)
@@ -160,7 +158,7 @@ def lose_markers(running: Running) -> None:
         pass
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 @pytest.mark.parametrize("shards", [False, True])
 def test_without_markers_the_topics_give_the_state_and_no_output_is_written(started: Running, shards: bool) -> None:
     lose_ledger(started)
@@ -178,7 +176,7 @@ def test_without_markers_the_topics_give_the_state_and_no_output_is_written(star
     require_right(started, 15)
 
 
-@LOST
+@pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_pipeline_that_begins_anew_writes_everything_again(started: Running) -> None:
     job = plan(started.pipeline).job
     with pytest.raises(Refused, match="The ledger knows"):
