@@ -84,15 +84,20 @@ class JoinLateness:
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
         )
-        self._reach_ms = window.reach_ms
+        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it forgets
+        # records one millisecond before their grace has passed.
+        self._kept_ms = (
+            window.after_ms + window.grace_ms + max(window.before_ms, 1),
+            window.before_ms + window.grace_ms + max(window.after_ms, 1),
+        )
 
-    def expires_at(self, time: int) -> int:
+    def expires_at(self, side: int, time: int) -> int:
         """When a record can no longer be matched: the event time that its own stream must have reached."""
-        return time + self._reach_ms
+        return time + self._kept_ms[side]
 
-    def last_expired(self, latest: T) -> T:
+    def last_expired(self, side: int, latest: T) -> T:
         """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
-        return latest - self._reach_ms
+        return latest - self._kept_ms[side]
 
     @overload
     def is_past(self, side: int, time: int, stream_time: int) -> bool: ...

@@ -72,14 +72,12 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize(("kind", "left"), [(int, 2), (float, 2.0), (Decimal2, Decimal("2"))])
-def test_a_sum_counts_the_values_that_are_left_after_an_initial_aggregate_was_subtracted(
-    drive: Drive, kind: Any, left: Any
-) -> None:
+def test_a_group_has_the_sum_of_the_rows_that_are_left(drive: Drive, kind: Any, left: Any) -> None:
     pipeline = Pipeline("initial", workers=1)
     sums = pipeline.stream("sales", value=kind).group_by_key().aggregate(store="sums", n="coalesce(sum(value), 0)")
     sums.group_by("IF(n < 5, 'low', 'high')").aggregate(store="levels", n="sum(n)")
     driver = drive(pipeline)
-    # The first row of b subtracts its initial 0 from the low level. When a leaves the level, nothing seems to be left.
+    # In Kafka Streams, the first row of b also subtracts the initial aggregate, 0, from the low level.
     for key, value in (("a", 1), ("b", 2), ("a", 9)):
         driver.pipe("sales", value, key)
     assert driver.store("levels")["low"] == {"n": left}

@@ -194,7 +194,7 @@ class StreamJoin:
         lateness = self.lateness
         earliest = max(
             row.time - lateness.ahead[other_side],
-            lateness.last_expired(row.latest_of_sides[other_side]) + 1,
+            lateness.last_expired(other_side, row.latest_of_sides[other_side]) + 1,
         )
         first = bisect_left(records, earliest, key=_TIME)
         last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
@@ -213,7 +213,7 @@ class StreamJoin:
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
         """Store the row's record for later records of the other side, unless nothing can match it any more."""
-        if not waits_for_match and row.time <= self.lateness.last_expired(row.latest_of_sides[row.side]):
+        if not waits_for_match and row.time <= self.lateness.last_expired(row.side, row.latest_of_sides[row.side]):
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
@@ -284,8 +284,9 @@ class StreamJoin:
         sent = self.release_due(state)
         if sent is not None:
             return sent
-        sides = (state.left, state.right)
-        return min((self.lateness.expires_at(side.records[0].time) for side in sides if side.records), default=None)
+        sides = enumerate((state.left, state.right))
+        expire = (self.lateness.expires_at(number, side.records[0].time) for number, side in sides if side.records)
+        return min(expire, default=None)
 
     def close(
         self,
@@ -303,9 +304,8 @@ class StreamJoin:
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
-        sides = (state.left, state.right)
-        for side, latest in zip(sides, latest_of_sides, strict=True):
-            records, last = side.records, self.lateness.last_expired(latest)
+        for number, side in enumerate((state.left, state.right)):
+            records, last = side.records, self.lateness.last_expired(number, latest_of_sides[number])
             if not records or records[0].time > last:
                 continue
             if records[-1].time <= last and side.waits_from == NEVER:

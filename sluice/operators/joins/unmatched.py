@@ -22,7 +22,7 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.stored_records import Sides
-from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
+from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls, last_expired_of_sides
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -272,6 +272,6 @@ def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, pas
         # If all rows of a key lack a value, they do not say how late it is.
         of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
-    last_expired = lateness.last_expired(np.where(records.sides == LEFT, *latest))
+    last_expired = last_expired_of_sides(lateness, records.sides, *latest)
     can_match: Mask = records.has_value & (records.times > last_expired)
     return can_match

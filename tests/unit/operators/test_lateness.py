@@ -77,7 +77,15 @@ def test_a_join_sends_records_unmatched_after_their_grace_and_forgets_them_as_ka
     # At once if the grace of a record has passed when it comes.
     assert [lateness.is_past(LEFT, 1_000, time) for time in (1_057, 1_058)] == [False, True]
     # Out of reach once ts < ST - before - after - grace + 1.
-    assert (lateness.expires_at(1_000), lateness.last_expired(1_077)) == (1_077, 1_000)
+    for side in (LEFT, RIGHT):
+        assert (lateness.expires_at(side, 1_000), lateness.last_expired(side, 1_077)) == (1_077, 1_000)
+
+
+@pytest.mark.parametrize(("before", "after", "kept"), [(0, 50, (58, 57)), (20, 0, (27, 28)), (0, 0, (8, 8))])
+def test_a_join_keeps_records_until_their_grace_has_passed(before: int, after: int, kept: tuple[int, int]) -> None:
+    lateness = JoinLateness(within(before=before * MS, after=after * MS, grace=7 * MS))
+    assert tuple(lateness.expires_at(side, 0) for side in (LEFT, RIGHT)) == kept
+    assert all(lateness.sent_unmatched_at(side, 0) <= kept[side] for side in (LEFT, RIGHT))
 
 
 def test_deduplicate_remembers_a_record_for_the_whole_time() -> None:
