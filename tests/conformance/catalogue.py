@@ -42,8 +42,7 @@ class Values:
     """Whether a join is on the way here."""
     settled: bool = True
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
-    Streams skips updates that Sluice sends, and keeps a result if one record changes the left row and deletes the
-    right one.
+    Streams skips updates that Sluice sends.
     """
     steps: tuple[str, ...] = ()
     """The names of the operators on the way here."""
