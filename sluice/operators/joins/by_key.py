@@ -96,6 +96,8 @@ class TableJoin(Timeless):
         # nothing to the join.
         replaced = state.right if row.side == RIGHT else state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
+            # A result that was computed with this change is now the state's result, too.
+            self._sent_ahead.pop(row.key, None)
             return
         old = self._sent_ahead.pop(row.key) if row.key in self._sent_ahead else self._result(state)
         pair = self._pair_in_stores(state, row) if self._ahead else state

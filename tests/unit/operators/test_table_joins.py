@@ -130,6 +130,12 @@ def test_an_inner_join_deletes_its_row_if_one_change_deletes_both_sides() -> Non
     assert not ran.states
 
 
+def test_a_change_that_came_ahead_leaves_nothing_behind_if_a_filter_drops_it() -> None:
+    join = TableJoin("left", sends_old_values=True, filtered=(False, True))
+    run(join, [Given("k", None, 5, side=AHEAD + RIGHT), L, right("k", None, 5)])
+    assert run(join, [L]).values == [pair("l", None)]
+
+
 def test_old_rows_of_a_side_are_ignored() -> None:
     assert run(TableJoin("inner"), [L, R, Given("k", "l", 6, old=True), Given("k", "m", 6)]).values == [
         pair("l", "r"),
