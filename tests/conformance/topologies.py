@@ -95,11 +95,11 @@ class Topology:
         return {topic: by_key(sent[node.id]) for topic, node in self.outputs.items()}
 
     def with_all_outputs(self) -> Self:
-        """The topology with an output topic for each node."""
+        """The topology with an output topic for each node but versioned tables, whose topics also get late versions."""
         model = Model(self.nodes)
         outputs: dict[str, Values] = {}
         for name, node in model.nodes.items():
-            if name in SOURCES:
+            if name in SOURCES or (isinstance(node, Table) and node.is_versioned):
                 continue
             kind: Kind = "table" if isinstance(node, Table) else "stream"
             has_windows = getattr(node, "window", None) is not None or isinstance(node, FinalResults)
