@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.operators.base import LEFT, READ, RIGHT
-from sluice.operators.lateness import WindowLateness, session_kept_ms
+from sluice.operators.lateness import WindowLateness
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -244,10 +244,11 @@ class PlannedOperator:
         action = self.action
         match self.window:
             case Window() | CalendarWindow() as window:
-                return waiting.wait_ms == WindowLateness(window).closes_at(0)
+                return waiting.wait_ms == WindowLateness(window).open_ms
             case SessionWindow() as window:
-                is_final = action.emit == "window_close"
-                return waiting.wait_ms == session_kept_ms(window, is_final, action.retention_ms)
+                # With a retention, the operator keeps sessions longer.
+                kept_ms = max(WindowLateness(window).open_ms, action.retention_ms or 0)
+                return waiting.wait_ms == kept_ms
             case _:
                 # Later sliding windows are made from windows that have closed.
                 return False

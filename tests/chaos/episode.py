@@ -327,7 +327,7 @@ class Episode(Running):
 
     def _different(self, prefix: str, topology: Topology, inputs: Sequence[Input]) -> Iterator[str]:
         """The outputs and stores that differ from the model's."""
-        model = Model(topology.nodes, knows_held_times=True)
+        model = Model(topology.nodes)
         sent = {suffix: model.record_output(node.id) for suffix, node in topology.outputs.items()}
         for one in inputs:
             model.pipe(one["topic"], Record(one["key"], one["value"], one["ts"]))
