@@ -39,10 +39,16 @@ class ChangedRows(Timeless):
         change = _decode(row.foreign)
         old = bytes(change.old).decode()
         # If the database does not send the old row, `old` is null, and there is nothing to compare.
-        differs = self.check_old is not None and row.key is not None and old not in ("null", state.value or "null")
+        differs = (
+            self.check_old is not None
+            and row.key is not None
+            and old not in ("null", state.value or "null")
+        )
         error = None
         if change.kind == "truncate":
-            error = ValueError("all rows were removed from the table, and a change can remove only the row of its key")
+            error = ValueError(
+                "all rows were removed from the table, and a change can remove only the row of its key"
+            )
         elif differs and self.check_old == "reject":
             row_of_key = state.value or "which has none"
             error = ValueError(f"the old row of the change is not the row of its key, {row_of_key}")

@@ -27,7 +27,11 @@ class SparkSQL(Spark):
         sqlglot would translate formats, and could write two different formats as the same format.
         """
 
-        FUNCTIONS = {name: of for name, of in Spark.Parser.FUNCTIONS.items() if name.lower() not in UNTRANSLATED}  # noqa: RUF012
+        FUNCTIONS = {  # noqa: RUF012
+            name: of
+            for name, of in Spark.Parser.FUNCTIONS.items()
+            if name.lower() not in UNTRANSLATED
+        }
 
 
 @cache

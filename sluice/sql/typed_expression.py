@@ -95,14 +95,20 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
     if (equivalent := _equivalent(node, parts)) is not None:
         return equivalent
     signature = rule.resolve(node, tuple(part.type for part in parts))
-    if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _CONSTRUCTORS and parts[0].fails:
+    if (
+        isinstance(node, exp.Dot | exp.Bracket)
+        and _unwrapped(parts[0]).key in _CONSTRUCTORS
+        and parts[0].fails
+    ):
         # Spark's optimizer replaces `struct(a, b).a` by `a` and does not compute `b`, so `b` cannot
         # fail. Arrow would compute `b`, and could fail, so only Spark computes this expression.
         signature = Signature(signature.type, None, signature.fails)
     return TypedExpression(node, rule_key(node), signature, parts)
 
 
-_COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+_COMPARISONS = (
+    exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+)
 
 
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:

@@ -30,7 +30,12 @@ _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
 def _shape_after(node: nodes.Node) -> Shape:
     match node:
         case (
-            nodes.Source() | nodes.Apply() | nodes.Branch() | nodes.FlatMapValues() | nodes.Call() | nodes.ChangedRows()
+            nodes.Source()
+            | nodes.Apply()
+            | nodes.Branch()
+            | nodes.FlatMapValues()
+            | nodes.Call()
+            | nodes.ChangedRows()
         ):
             return node.shape
         case nodes.Transform(fields=fields):
@@ -51,7 +56,13 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
             types = _types_of(columns, parent)
             return Shape.single(*types.values()) if scalar else Shape(types)
-        case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
+        case (
+            nodes.Filter()
+            | nodes.SelectKey()
+            | nodes.ToStream()
+            | nodes.ToTable()
+            | nodes.Suppress()
+        ):
             return shape_after(node.parent)
         case nodes.Lookup(parent=parent, row=of_table):
             return Shape({"left": _whole(shape_after(parent)), "right": of_table.kind})

@@ -24,8 +24,9 @@ Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "
 class Change(Struct, Generic[V]):
     """A change of a table's row. Declare a class for the type of the rows: `class ShopChange(Change[Shop]): pass`.
 
-    The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of Debezium, `truncate` removes
-    all rows, and a `message` or a marker of a `transaction` belongs to no row.
+    The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of
+    Debezium, `truncate` removes all rows, and a `message` or a marker of a `transaction` belongs to
+    no row.
     """
 
     kind: Kind
@@ -77,7 +78,8 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 class DebeziumDecoder(Wrapper):
     """Decodes a value of Debezium to an instance of a class of changes.
 
-    The attribute `__wrapped__` is the class of changes, by which pickling finds the author's module.
+    The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
+    module.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
@@ -96,7 +98,9 @@ class DebeziumDecoder(Wrapper):
         kind = _KINDS[envelope.op]
         new = self._row(envelope.after)
         if (new is None) is (kind in ("insert", "update")):
-            raise ValueError(f"a change with op {envelope.op!r} {'has no' if new is None else 'has an'} after")
+            raise ValueError(
+                f"a change with op {envelope.op!r} {'has no' if new is None else 'has an'} after"
+            )
         return self._changes(kind=kind, old=self._old(envelope.before), new=new)
 
     def _row(self, data: Raw) -> Any:
@@ -127,7 +131,8 @@ def encode_debezium(change: dict[str, Any]) -> bytes:
 def debezium_key(data: bytes) -> str:
     """The text of a key that Debezium has written as JSON, with or without its schema.
 
-    A key of one column has the column's text; a key of several columns is JSON, as for `struct(...)`.
+    A key of one column has the column's text; a key of several columns is JSON, as for
+    `struct(...)`.
     """
     key = json.loads(data)
     if isinstance(key, dict) and key.keys() == {"schema", "payload"}:

@@ -56,7 +56,12 @@ POINTED = {
 
 @pytest.mark.parametrize("text", POINTED)
 def test_only_columns_are_replaced(text: str) -> None:
-    columns = {"amount": "s0_amount", "address": "s0_address", "city": "n1_city", "items": "s0_items"}
+    columns = {
+        "amount": "s0_amount",
+        "address": "s0_address",
+        "city": "n1_city",
+        "items": "s0_items",
+    }
     columns |= {"weird name": "s0_weird", "ünï": "s0_uni"}
     assert parse(text).on(columns) == POINTED[text]
 
@@ -90,7 +95,8 @@ def test_aggregates_are_distinguished_from_other_functions(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["amount", "upper(shop)", "greatest(a, b)", "array_max(items)", "'count(*)'", "size(items)"]
+    "text",
+    ["amount", "upper(shop)", "greatest(a, b)", "array_max(items)", "'count(*)'", "size(items)"],
 )
 def test_other_functions_do_not_aggregate(text: str) -> None:
     assert not parse(text).aggregates
@@ -107,14 +113,26 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
         [("count", "IF(a > 0, TRUE, NULL)", ()), ("count", None, ())],
     ),
     "count(DISTINCT struct(a, b))": ("a0", [("count_distinct", "struct(a, b)", ())]),
-    "if(sum(a) > 1, top(a, 3)[0], -sum(a))": ("if(a0 > 1, a1[0], -a0)", [("sum", "a", ()), ("top", "a", (3,))]),
-    "first(a, true) || first(a IGNORE NULLS) || first(a) ignore nulls": ("a0 || a0 || a0", [("first", "a", ())]),
+    "if(sum(a) > 1, top(a, 3)[0], -sum(a))": (
+        "if(a0 > 1, a1[0], -a0)",
+        [("sum", "a", ()), ("top", "a", (3,))],
+    ),
+    "first(a, true) || first(a IGNORE NULLS) || first(a) ignore nulls": (
+        "a0 || a0 || a0",
+        [("first", "a", ())],
+    ),
     "sum(ALL `c d`)": ("a0", [("sum", "`c d`", ())]),
     "count(a, b) + count_if(a > 0)": (
         "a0 + a1",
-        [("count", "IF((a) IS NOT NULL AND (b) IS NOT NULL, TRUE, NULL)", ()), ("count", "IF(a > 0, TRUE, NULL)", ())],
+        [
+            ("count", "IF((a) IS NOT NULL AND (b) IS NOT NULL, TRUE, NULL)", ()),
+            ("count", "IF(a > 0, TRUE, NULL)", ()),
+        ],
     ),
-    "max_by(a, b) FILTER (WHERE c)": ("a0", [("max_by", "named_struct('x', IF(c, a, NULL), 'y', IF(c, b, NULL))", ())]),
+    "max_by(a, b) FILTER (WHERE c)": (
+        "a0",
+        [("max_by", "named_struct('x', IF(c, a, NULL), 'y', IF(c, b, NULL))", ())],
+    ),
     "corr(a, b + 1)": (
         "a0",
         [("corr", "named_struct('x', CAST(a AS DOUBLE), 'y', CAST(b + 1 AS DOUBLE))", ())],
@@ -160,7 +178,9 @@ def test_an_aggregate_that_sluice_does_not_have_is_named(text: str) -> None:
         ("count_min_sketch(a, 0.1, 0.9, 1)", "Use approx_count_distinct, approx_percentile, avg, "),
     ],
 )
-def test_an_unsupported_aggregate_is_refused_with_what_to_use_instead(text: str, advice: str) -> None:
+def test_an_unsupported_aggregate_is_refused_with_what_to_use_instead(
+    text: str, advice: str
+) -> None:
     with pytest.raises(TopologyError, match="is not supported") as refused:
         require_supported(text, "store n")
     assert advice in refused.value.next_step
@@ -186,7 +206,8 @@ def test_an_error_names_its_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "quotes"), [("inner > 1", "`inner` > 1"), ("a + on", "a + `on`"), ("upper(from)", "upper(`from`)")]
+    ("text", "quotes"),
+    [("inner > 1", "`inner` > 1"), ("a + on", "a + `on`"), ("upper(from)", "upper(`from`)")],
 )
 def test_an_error_suggests_backticks_for_keywords(text: str, quotes: str) -> None:
     with pytest.raises(TopologyError) as refused:
