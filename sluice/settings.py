@@ -74,7 +74,8 @@ class Settings:
     user: str = ""
     password: str = field(default="", repr=False)
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variable → the URL of a database whose tables pipelines write, or in which they look up records."""
+    """Environment variable → the URL of a database whose tables pipelines write, or in which they
+    look up records."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -118,7 +119,10 @@ class Settings:
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a file or folder of SQLite. A path may have characters that mean something else in a URL."""
+    """Return the URL of a file or folder of SQLite.
+
+    A path may have characters that mean something else in a URL.
+    """
     return f"sqlite:///{quote(str(path))}"
 
 
@@ -215,7 +219,7 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
 
 @cache
 def settings() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process."""
     return Settings.read(os.environ)
 
 

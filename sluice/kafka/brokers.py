@@ -39,7 +39,8 @@ still requires the name of a group."""
 _SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key")
 """The settings whose files the driver sends to executors."""
 _READ_BY_EXECUTORS = ("ssl.keystore.location", "ssl.crl.location")
-"""The settings whose files executors read themselves. The client takes no text in place of these files."""
+"""The settings whose files executors read themselves. The client takes no text in place of these
+files."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
@@ -51,7 +52,7 @@ and a duration after it."""
 
 
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
-    """The settings for a client.
+    """Return the settings for a client.
 
     Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only
     critical messages; the caller gets other errors as exceptions.
@@ -66,7 +67,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
-    """A producer with a connection's settings, and with the settings in `own`, which take precedence.
+    """Return a producer with a connection's settings, and with the settings in `own`, which take precedence.
 
     The producer sends a key to the partition to which Kafka Streams and other Java programs send
     it. librdkafka's own partitioner would choose another partition.
@@ -96,7 +97,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 
 
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings with the certificates' texts in place of their files, so that executors need no copies of the files.
+    """Return the settings with the certificates' texts in place of their files, so that executors need no copies of the files.
 
     A file that is missing stays a setting: the client's error names it. So do the files in
     `_READ_BY_EXECUTORS`.
@@ -148,7 +149,7 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
-    """A client that logs no errors of its connections, because its caller reports failed requests."""
+    """Return a client that logs no errors of its connections, because its caller reports failed requests."""
     with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 

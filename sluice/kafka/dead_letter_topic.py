@@ -61,12 +61,12 @@ the dead letter. `kafka.redrive` makes it from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:
-    """The topic of a pipeline's dead letters."""
+    """Return the topic of a pipeline's dead letters."""
     return f"{pipeline}_dead_letters"
 
 
 def markers_of(pipeline: str) -> str:
-    """The topic that says which dead letters were re-driven."""
+    """Return the topic that says which dead letters were re-driven."""
     return f"{pipeline}_redriven"
 
 
@@ -81,7 +81,7 @@ class DeadLetterFilter:
     """Partition and offset of the dead letter itself."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether this filter selects a dead letter."""
+        """Return whether this filter selects a dead letter."""
         return (
             self.reason in ("", letter.reason)
             and (self.since is None or letter.at >= self.since)
@@ -158,7 +158,7 @@ class DeadLetter:
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
-        """The dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
+        """Return the dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
@@ -198,7 +198,10 @@ class Matches:
     """Partition and offset of a dead letter → the marker of its re-drive."""
 
     def marker(self, letter: DeadLetter) -> Marker | None:
-        """The marker of a dead letter's re-drive; None if the dead letter was not re-driven."""
+        """Return the marker of a dead letter's re-drive.
+
+        Return None if the dead letter was not re-driven.
+        """
         return self.markers.get((letter.partition, letter.offset))
 
 
@@ -209,7 +212,7 @@ def find_dead_letters(
     limit: int,
     most_bytes: int = _MOST_BYTES,
 ) -> Matches:
-    """The newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
+    """Return the newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
 
     Raises BrokersUnreachable.
     """
@@ -237,7 +240,7 @@ def chosen_letters(
     pipeline: str,
     chosen: DeadLetterFilter,
 ) -> Iterator[DeadLetter]:
-    """The dead letters that a filter selects, in the order of each partition.
+    """Yield the dead letters that a filter selects, in the order of each partition.
 
     Raises BrokersUnreachable if no records arrive for `_READ_SECONDS`.
     """
@@ -278,7 +281,7 @@ def redrive_markers(
 
 
 def dead_letter_topic_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """The id of a pipeline's topic of dead letters; None before its first dead letter."""
+    """Return the id of a pipeline's topic of dead letters; None before its first dead letter."""
     topic = topic_of(pipeline)
     return topic_ids(kafka, [topic], ANSWER_SECONDS).get(topic)
 
@@ -291,7 +294,7 @@ def with_histories(
     letters: Iterable[DeadLetter],
     markers: Mapping[tuple[int, int], Marker],
 ) -> Iterator[DeadLetter]:
-    """The dead letters with the earlier failures of their records, according to the markers of the re-drives."""
+    """Yield the dead letters with the earlier failures of their records, according to the markers of the re-drives."""
     histories = {
         (marker.topic, marker.partition, marker.offset): marker.history
         for marker in markers.values()
@@ -301,7 +304,7 @@ def with_histories(
 
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
-    """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
+    """Return the headers of a dead letter: the rejected record's own, and Sluice's as text."""
     # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
     first = max(
         (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)
@@ -317,5 +320,5 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a header's text is a number that can be an offset."""
+    """Return whether a header's text is a number that can be an offset."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

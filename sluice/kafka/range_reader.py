@@ -1,4 +1,6 @@
-"""Reads ranges of offsets. No other module needs to know what gaps, ends and errors of partitions look like.
+"""Reads ranges of offsets.
+
+No other module needs to know what gaps, ends and errors of partitions look like.
 
 A range can have fewer records than offsets: compaction removes records, and a reader of committed
 records sees neither the markers of transactions nor the records of aborted transactions. Such
@@ -45,7 +47,8 @@ _RUN_AGAIN = (
     "Run the pipeline again: it checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
-"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions within a second."""
+"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions
+within a second."""
 _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
@@ -125,7 +128,8 @@ class RangeReader:
         self._reason = ""
         """The last error of a connection since the brokers have last answered."""
         self._has_asked = False
-        """Whether the reader has asked a broker about the topics since the brokers have last answered."""
+        """Whether the reader has asked a broker about the topics since the brokers have last
+        answered."""
         with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
@@ -144,7 +148,7 @@ class RangeReader:
         self.consumer.close()
 
     def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
-        """The records of ranges of different partitions, all of which are read at the same time.
+        """Yield the records of ranges of different partitions, all of which are read at the same time.
 
         Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
         records of a range are no longer in the topic, or for another error of Kafka.
@@ -194,13 +198,19 @@ class RangeReader:
         return self.unread - self._left
 
     def leave(self, partition: Partition) -> None:
-        """Read no further records of a partition's range. `read` ends when it has read the other ranges."""
+        """Read no further records of a partition's range.
+
+        `read` ends when it has read the other ranges.
+        """
         if partition not in self._left:
             self._left.add(partition)
             self.consumer.incremental_unassign([TopicPartition(*partition)])
 
     def pause(self) -> None:
-        """Stop fetching until the next `read`. Otherwise the client goes on with the ranges that were not read."""
+        """Stop fetching until the next `read`.
+
+        Otherwise the client goes on with the ranges that were not read.
+        """
         self.consumer.unassign()
 
     def _reach(self, partition: Partition, position: int) -> None:
@@ -215,7 +225,7 @@ class RangeReader:
         )
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
-        """The messages by partition, without those after the ranges."""
+        """Yield the messages by partition, without those after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
         import numpy as np
@@ -267,7 +277,10 @@ class RangeReader:
         raise self._failure(error, partition)
 
     def _check_bounds(self, part: Range) -> None:
-        """Compare a range with the records that its partition has now. Records that the partition lacks are lost."""
+        """Compare a range with the records that its partition has now.
+
+        Records that the partition lacks are lost.
+        """
         partition = part.topic, part.partition
         position = self._positions[partition]
         try:
@@ -342,7 +355,10 @@ class RangeReader:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:
-        """Count fetched records as an answer. The client returns none of the records of an aborted transaction."""
+        """Count fetched records as an answer.
+
+        The client returns none of the records of an aborted transaction.
+        """
         topics = _decode_statistics(statistics).topics
         for (topic, number), before in self._fetched.items():
             if topic in topics and str(number) in topics[topic].partitions:
@@ -353,7 +369,7 @@ class RangeReader:
 
 
 def _offsets(messages: Sequence[Message]) -> Integers:
-    """The offsets of messages of one partition."""
+    """Return the offsets of messages of one partition."""
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
@@ -365,7 +381,7 @@ def _offsets(messages: Sequence[Message]) -> Integers:
 
 
 def _count_at_once(records: Sequence[Message]) -> int:
-    """How many records a call asks for, if they are as large as these."""
+    """Return how many records a call asks for, if they are as large as these."""
     sizes = [len(record) for record in records[:_SIZES_READ]]
     return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 

@@ -145,7 +145,7 @@ def redrive(
 
 
 def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
-    """Why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
+    """Return why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
     if letter.source is None:
@@ -264,7 +264,7 @@ def _abort(producer: Producer) -> None:
 
 
 def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
-    """The last headers of a record that was re-driven after these failures."""
+    """Return the last headers of a record that was re-driven after these failures."""
     if not history:
         return []
     headers: list[tuple[str, bytes]] = []
@@ -289,7 +289,7 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
-    """The records to write, as they were before they were rejected.
+    """Return the records to write, as they were before they were rejected.
 
     In place of a record that cannot be written, the reason why it cannot.
     """
@@ -305,7 +305,10 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
 
 def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | str:
-    """The record of a dead letter. `sources` has the records that are not in their dead letters."""
+    """Return the record of a dead letter.
+
+    `sources` has the records that are not in their dead letters.
+    """
     record: Record | None = (
         letter.key,
         letter.value,
@@ -328,7 +331,7 @@ def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | s
 
 
 def _milliseconds(iso: str) -> int:
-    """A timestamp header as epoch ms.
+    """Return a timestamp header as epoch ms.
 
     Returns 0 if the header is missing: the record then gets the current time.
     """

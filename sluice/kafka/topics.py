@@ -81,7 +81,10 @@ class Topic:
 
 
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
-    """Create the topics that do not exist yet, and return their names. A broker lists all topics when this returns."""
+    """Create the topics that do not exist yet, and return their names.
+
+    A broker lists all topics when this returns.
+    """
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
     admin = AdminClient(quiet(kafka))
@@ -105,7 +108,10 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
 
 
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
-    """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
+    """Wait until a broker lists topics.
+
+    It learns of a new topic only a moment after the controller has created it.
+    """
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
         for name in sorted(names):
@@ -122,7 +128,7 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
 def watermark_offsets(
     consumer: Consumer, place: TopicPartition, timeout_s: float
 ) -> tuple[int, int]:
-    """The first offset of a partition, and the offset that its next record will get.
+    """Return the first offset of a partition, and the offset that its next record will get.
 
     If the partition is new, waits until a broker leads it.
     """
@@ -214,7 +220,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 
 
 def require_delivery(error: KafkaError | None, message: Message) -> None:
-    """A delivery callback that raises EngineError if the broker refused the record."""
+    """Raise EngineError if the broker refused the record. This is a callback of deliveries."""
     if error is not None:
         raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
 
@@ -226,7 +232,7 @@ def read_topic(
     *,
     longest_silence_s: float | None = None,
 ) -> Iterator[Message]:
-    """The committed records of a topic from its beginning to its current end, in the order of each partition.
+    """Yield the committed records of a topic from its beginning to its current end, in the order of each partition.
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later
     timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
@@ -364,7 +370,7 @@ _NO_HEADERS: Headers = []
 
 
 def headers_of(message: Message) -> Headers:
-    """The headers of a record. Call it once per message."""
+    """Return the headers of a record. Call it once per message."""
     try:
         return _pairs(message.headers())
     except _NAME_IS_NOT_UTF_8:
@@ -372,7 +378,7 @@ def headers_of(message: Message) -> Headers:
 
 
 def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
-    """The headers of each record. Call it once per message.
+    """Return the headers of each record. Call it once per message.
 
     A record without headers takes a tenth of the time of `headers_of`.
     """
@@ -388,7 +394,7 @@ def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
 
 
 def _pairs(headers: Any) -> Headers:
-    """The headers that Kafka's client has returned for a message."""
+    """Return the headers that Kafka's client has returned for a message."""
     if not headers:
         return _NO_HEADERS
     pairs = headers.items() if isinstance(headers, dict) else headers
@@ -398,7 +404,7 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """The committed records at these places, each with its place; places without a record are left out.
+    """Yield the committed records at these places, each with its place; places without a record are left out.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """
@@ -432,10 +438,13 @@ def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
 
 
 def as_bytes(content: str | bytes | None) -> bytes | None:
-    """A record's key or value. The client's types also allow text, which it never returns."""
+    """Return a record's key or value.
+
+    The client's types also allow text, which it never returns.
+    """
     return content.encode() if isinstance(content, str) else content
 
 
 def text_headers(message: Message) -> dict[str, str]:
-    """The headers of a record as text."""
+    """Return the headers of a record as text."""
     return {name: (value or b"").decode(errors="replace") for name, value in headers_of(message)}

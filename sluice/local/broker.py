@@ -216,7 +216,7 @@ def stop(folder: Path) -> Broker | None:
 
 
 def running(folder: Path) -> Broker | None:
-    """The running broker of `folder`, or None.
+    """Return the running broker of `folder`, or None.
 
     Checks that the process id does not belong to another program now.
     """
@@ -230,7 +230,7 @@ def running(folder: Path) -> Broker | None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """The arguments of a process.
+    """Return the arguments of a process.
 
     A process that was just spawned has no arguments until its program is loaded.
     """

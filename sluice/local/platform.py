@@ -139,7 +139,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """One of Airflow's components and every process that it has started."""
+        """Return one of Airflow's components and every process that it has started."""
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
@@ -173,7 +173,7 @@ class LocalPlatform:
 
     @contextmanager
     def as_user(self, log_in: LogIn | None = None) -> Iterator[Airflow]:
-        """A client of Airflow as a user, by default the admin."""
+        """Yield a client of Airflow as a user, by default the admin."""
         airflow = Airflow(self.url, log_in or self.admin)
         try:
             yield airflow
@@ -194,7 +194,7 @@ class LocalPlatform:
         return service
 
     def variables(self) -> dict[str, str]:
-        """The environment of Airflow's processes."""
+        """Return the environment of Airflow's processes."""
         # Settings in the user's shell must not reach this Airflow.
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "SLUICE_"))}
         return {**outer, **self.secrets, **self._sluice(), **self._airflow(), **self.environment}
@@ -262,7 +262,7 @@ def clear(home: Path) -> None:
 
 
 def _is_ours(session: int, created: float) -> bool:
-    """Whether the processes with this session id belong to the recorded session.
+    """Return whether the processes with this session id belong to the recorded session.
 
     If the session's first process has ended, they do: its id is not reused while any process of
     the session is alive.

@@ -63,7 +63,7 @@ class Service:
             self.check()
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
@@ -81,7 +81,7 @@ def end_sessions(sessions: set[int], patience_s: float) -> None:
 
 
 def members(sessions: set[int]) -> list[psutil.Process]:
-    """The processes of these sessions that have not ended."""
+    """Return the processes of these sessions that have not ended."""
     of_sessions = (
         process for process in psutil.process_iter(["pid"]) if _session(process) in sessions
     )

@@ -108,7 +108,7 @@ class ChangedStores:
                 return self._promote(ledger, lease, state, part)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        """The lease of the current generation. Waits until no run holds it."""
+        """Return the lease of the current generation. Waits until no run holds it."""
         return current_lease(ledger, self.job.pipeline.name, self._holder, BETWEEN_RUNS)
 
     @property
@@ -202,7 +202,7 @@ class ChangedStores:
         return rebuild, ComputedStores(job, info), steps
 
     def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
-        """The description of a generation for readers."""
+        """Return the description of a generation for readers."""
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(
             self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)

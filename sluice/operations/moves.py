@@ -109,7 +109,7 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
 def _shards(
     ledger: Ledger, info: GenerationInfo, place: Placement, progress: Progress
 ) -> tuple[Shard, ShardCopy | None] | None:
-    """The shard to move, and the copy to fill; None if there is no shard to move.
+    """Return the shard to move, and the copy to fill; None if there is no shard to move.
 
     The copy is None if an earlier move has already filled it.
     """
@@ -149,7 +149,7 @@ def _shards(
 
 
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
-    """How a shard differs from the published state; an empty text if it does not differ."""
+    """Return how a shard differs from the published state; an empty text if it does not differ."""
     audit = ledger.audits.newest(info.ref)
     published = None if audit is None else audit.published_checksums(worker)
     if audit is None or published is None:

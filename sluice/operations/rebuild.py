@@ -118,7 +118,9 @@ class Rebuild:
         return new.generation
 
     def _is_known(self) -> bool:
-        """Return whether the ledger knows the pipeline. A ledger that was lost is recovered from the markers first.
+        """Return whether the ledger knows the pipeline.
+
+        A ledger that was lost is recovered from the markers first.
 
         With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
         recovered.
@@ -218,7 +220,7 @@ class Rebuild:
         ).run()
 
     def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
-        """The batches of the current generation with which a generation beside it catches up.
+        """Return the batches of the current generation with which a generation beside it catches up.
 
         Needs the lease of the current generation. Raises InputError if the topics have lost records
         that the generation beside it has not read yet.
@@ -277,7 +279,7 @@ class Rebuild:
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """This rebuild, with a job that lists the topics that match the pipeline's patterns.
+        """Return this rebuild, with a job that lists the topics that match the pipeline's patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.
@@ -303,7 +305,7 @@ class Rebuild:
     def _sources(
         self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
-        """Where a new generation begins to read, and the topics as they are now.
+        """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
         read are read from their beginning. Raises InputError if the topics have lost records that
@@ -329,7 +331,7 @@ class Rebuild:
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
-        """Where a generation that was built began to read, and the topics as they are now.
+        """Return where a generation that was built began to read, and the topics as they are now.
 
         Raises InputError if the topics have lost records that the generation has not read yet.
         """
@@ -360,14 +362,14 @@ class Rebuild:
         identity.require_last_records(now)
 
     def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
-        """Where a generation began to read the topics that the job still reads."""
+        """Return where a generation began to read the topics that the job still reads."""
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
         self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
         until: Point | None = None, built: Positions | None = None,
     ) -> History:  # fmt: skip
-        """The old generation's batches, limited to the records of `sources` before `until`.
+        """Return the old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends. With `built`, they
         are read only up to these offsets, up to which the new generation has read already.
@@ -418,7 +420,7 @@ class Rebuild:
         latest: Snapshot | None,
         old: GenerationRef,
     ) -> list[Batch]:
-        """The batch whose output was written but whose snapshot was not published, because the driver ended.
+        """Return the batch whose output was written but whose snapshot was not published, because the driver ended.
 
         If the ledger was restored from a backup, several batches may have been written after the
         backup. They are returned as one batch, which has the last batch's number and the records of
@@ -471,7 +473,7 @@ class Rebuild:
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:
-        """The newest generation that has written output.
+        """Return the newest generation that has written output.
 
         The markers name it. A ledger that was restored from a backup may not know it.
         """
@@ -565,20 +567,20 @@ def _require_records(history: History, sources: Iterable[SourcePartition], span:
 
 
 def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
-    """The offsets up to which a generation has read and published."""
+    """Return the offsets up to which a generation has read and published."""
     batch = ledger.snapshots.last_batch(ref)
     snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
     return {} if snapshot is None else snapshot.positions
 
 
 def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
-    """The topics that were not deleted and created again since a generation began to read them."""
+    """Return the topics that were not deleted and created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
 def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
-    """The topics that a generation does not read, because they were added to the pipeline later."""
+    """Return the topics that a generation does not read, because they were added to the pipeline later."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
         ledger, old
     ).keys()
@@ -590,7 +592,7 @@ def _added_ends(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     built: Positions | None,
 ) -> dict[str, dict[str, int]]:
-    """The end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
+    """Return the end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
     added_ends: dict[str, dict[str, int]] = {}
     for topic in new_topics:
         if built is None:
@@ -605,7 +607,7 @@ def _steps_within(
     steps: Iterable[ReplayStep],
     added_ends: Positions,
 ) -> list[ReplayStep]:
-    """The steps, with `added_ends` as the ends of added topics.
+    """Return the steps, with `added_ends` as the ends of added topics.
 
     All ends are limited to the ranges of offsets.
     """
@@ -624,7 +626,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
+    """Return whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no
     # generation was begun after the current one.
@@ -633,7 +635,7 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 
 
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
-    """The generation that a replay has built beside the current generation.
+    """Return the generation that a replay has built beside the current generation.
 
     Raises EngineError before a replay.
     """

@@ -53,7 +53,8 @@ class Recovery:
     lost_shards: Mapping[int, str]
     """Worker → why its shard cannot be used."""
     leftovers: tuple[str, ...]
-    """The addresses of shards of later generations, which the ledger has lost and no marker names."""
+    """The addresses of shards of later generations, which the ledger has lost and no marker
+    names."""
 
     @property
     def snapshot(self) -> str:
@@ -81,7 +82,9 @@ class Recovery:
 
 
 def find_recovery(ledger: Ledger, job: Job, settings: Settings) -> Recovery | None:
-    """Return what can be recovered of a pipeline; None if the ledger has the batch that was written last.
+    """Return what can be recovered of a pipeline.
+
+    Return None if the ledger has the batch that was written last.
 
     Raises Refused if the topic of markers does not say enough.
     """
@@ -142,7 +145,7 @@ def _published(marker: Marker, worker: int) -> Checksums:
 
 
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
-    """The shards at this process's own addresses of generations after that of the marker."""
+    """Yield the shards at this process's own addresses of generations after that of the marker."""
     for above in range(1, _MOST_LOST_GENERATIONS + 1):
         yield from leftover_shards(settings, GenerationRef(info.pipeline, info.generation + above))
 
@@ -258,7 +261,10 @@ def _placement(worker: WorkerInfo) -> Placement:
 
 
 def _positions(marker: Marker) -> dict[str, dict[str, int]]:
-    """Return the next offset of each partition. A partition without records before begins at its first offset."""
+    """Return the next offset of each partition.
+
+    A partition without records before begins at its first offset.
+    """
     ends = marker.with_earlier.ends
     positions: dict[str, dict[str, int]] = {
         topic: dict(of_topic) for topic, of_topic in ends.items()

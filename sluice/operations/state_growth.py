@@ -22,7 +22,9 @@ grows while its windows fill."""
 
 
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
-    """Note the size of a pipeline's state today. Record the failure `growth` if it grows, and clear it otherwise.
+    """Note the size of a pipeline's state today.
+
+    Record the failure `growth` if it grows, and clear it otherwise.
 
     Does nothing if the size of a shard is unknown, because its server or database does not answer.
     """
@@ -66,7 +68,7 @@ def _largest_part(info: GenerationInfo) -> str:
 
 
 def is_growing(sizes: Sequence[int]) -> bool:
-    """Whether a state grows without a bound, by its sizes on the last days, the oldest first."""
+    """Return whether a state grows without a bound, by its sizes on the last days, the oldest first."""
     if len(sizes) < DAYS or sizes[-1] < _SMALL:
         return False
     grows_daily = all(before < after for before, after in pairwise(sizes))

@@ -93,7 +93,10 @@ class Process:
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def read_tables_with(self, read_row: ReadRow) -> None:
-        """Set the function that reads a table's row for the processor; a table's number is the `side` of its rows."""
+        """Set the function that reads a table's row for the processor.
+
+        A table's number is the `side` of its rows.
+        """
         for table in self._context.tables.values():
             table.read_row = read_row
 
@@ -160,7 +163,10 @@ class Process:
             raise RowFailedError from error
 
     def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
-        """Process all rows. Raises RowFailedError if too many results would be in memory together."""
+        """Process all rows.
+
+        Raises RowFailedError if too many results would be in memory together.
+        """
         context, process = self._context, self._process_record
         forwarded = _Forwarded(
             has_windows=self._has_windowed_keys and isinstance(context, ValueContext)
@@ -274,13 +280,16 @@ class Process:
         return state == self._empty_state
 
     def entries(self, state: KeyState) -> Sequence[dict[str, tuple[int, Any]]]:
-        """Each store's entries of a key: name → the time of the `put`, and the value."""
+        """Return each store's entries of a key: name → the time of the `put`, and the value."""
         return msgspec.structs.astuple(state.stores)
 
     def texts_of_entries(
         self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]
     ) -> list[str | None]:
-        """The entries of each key in one store as a JSON object, for queries; None if a key has no entries."""
+        """Return the entries of each key in one store as a JSON object, for queries.
+
+        Return None if a key has no entries.
+        """
         objects: list[dict[str, Any]] = []
         for entries in entries_of_keys:
             # Most keys have one entry, which needs no sorting.
@@ -313,15 +322,18 @@ class Process:
             self._call(state, timer, now if schedule.once else schedule.time, out)
 
     def _record_key(self, text: str | None) -> Windowed[str] | str | None:
-        """The key of a record, as the author's code gets it. Raises OverflowError for a window after the year 9999."""
+        """Return the key of a record, as the author's code gets it.
+
+        Raises OverflowError for a window after the year 9999.
+        """
         return windowed_of_text(text) if self._has_windowed_keys and text is not None else text
 
     def _plain_key(self, text: str | None) -> str | None:
-        """The key of a record without its window."""
+        """Return the key of a record without its window."""
         return split_windowed_key(text)[0] if self._has_windowed_keys and text is not None else text
 
     def _timer_key(self, text: str) -> Windowed[str] | str:
-        """The key of stores and timers, as the author's code gets it."""
+        """Return the key of stores and timers, as the author's code gets it."""
         return windowed_of_text(text) if self._has_windowed_keys and not self._is_keyed_by else text
 
     def _call(
@@ -379,7 +391,7 @@ class _Forwarded:
         self.sent.append((key, value, time, to, self.headers, window))
 
     def results(self, causes: Indices) -> Results:
-        """The results. `causes` are the rows that have caused them."""
+        """Return the results. `causes` are the rows that have caused them."""
         columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
         keys, values, times, outputs, headers, windows = columns
         starts, ends = (
@@ -399,7 +411,10 @@ class _Forwarded:
 
 
 def _texts(column: pa.Array) -> list[str | None] | None:
-    """The column's texts; None if all of them are null, as the headers in most batches are."""
+    """Return the column's texts.
+
+    Return None if all of them are null, as the headers in most batches are.
+    """
     return None if column.null_count == len(column) else column.to_pylist()
 
 
@@ -416,7 +431,7 @@ def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
-    """A struct with a field for each store.
+    """Return a struct with a field for each store.
 
     It is encoded with the names of the stores, so that the author can add and remove stores.
     """

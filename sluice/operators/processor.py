@@ -56,7 +56,10 @@ class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
 
 
 class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
-    """A timer that has fired for a key. For a stream with windowed keys, it is a `Timer[Windowed[str]]`."""
+    """A timer that has fired for a key.
+
+    For a stream with windowed keys, it is a `Timer[Windowed[str]]`.
+    """
 
     key: TimerKey
     name: str
@@ -84,12 +87,15 @@ class Schedule(msgspec.Struct, array_like=True):
     time: int
     every: int = 0
     cause: int = 0
-    """A number that identifies the record or timer that has set a wall-clock timer; see `Output.cause`."""
+    """A number that identifies the record or timer that has set a wall-clock timer; see
+    `Output.cause`."""
     once: bool = False
     """Whether an event timer fires once for all periods that have passed."""
 
     def after(self, now: int, *, once: bool) -> Schedule | None:
-        """The schedule after the timer has fired at the time `now`; None if it does not fire again.
+        """Return the schedule after the timer has fired at the time `now`.
+
+        Return None if it does not fire again.
 
         `once`: the timer has fired for all periods that have passed.
         """
@@ -100,7 +106,10 @@ class Schedule(msgspec.Struct, array_like=True):
 
 
 def field_of(number: int) -> str:
-    """The field of `KeyState.stores` for a processor's store; the store's own name may be invalid in Python."""
+    """Return the field of `KeyState.stores` for a processor's store.
+
+    Return the store's own name may be invalid in Python.
+    """
     return f"s{number}"
 
 
@@ -133,7 +142,8 @@ class Journal:
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
-        """For each change: the dictionary, the name of the entry or timer in it, and the old value."""
+        """For each change: the dictionary, the name of the entry or timer in it, and the old
+        value."""
         self.is_kept = True
         """Whether changes are logged."""
 
@@ -191,7 +201,10 @@ class Store(Generic[V]):
     @overload
     def get(self, key: str, default: V) -> V: ...
     def get(self, key: str, default: V | None = None) -> V | None:
-        """The value of a key. Returns `default` if the key has no value, or the value has expired."""
+        """Return the value of a key.
+
+        Returns `default` if the key has no value, or the value has expired.
+        """
         entry = self.entries.get(key)
         if entry is None:
             return default
@@ -243,7 +256,10 @@ class Store(Generic[V]):
         )
 
     def _as_read(self, value: V) -> V:
-        """The value as the next batch reads it. Raises an error if it is not of the store's type."""
+        """Return the value as the next batch reads it.
+
+        Raises an error if it is not of the store's type.
+        """
         accepted = self._accepted(value)
         data = encode_state(accepted)
         # This raises an error if queries could not show the value.
@@ -267,7 +283,10 @@ row."""
 
 
 class ReadOnlyTable(Generic[V]):
-    """The rows of a table of the pipeline, as of the current record. Every worker has all rows of this table."""
+    """The rows of a table of the pipeline, as of the current record.
+
+    Every worker has all rows of this table.
+    """
 
     def __init__(self, number: int, value_type: Any) -> None:
         self._number = number
@@ -279,7 +298,10 @@ class ReadOnlyTable(Generic[V]):
     @overload
     def get(self, key: Any, default: V) -> V: ...
     def get(self, key: Any, default: V | None = None) -> V | None:
-        """The value of a key. A key that is not a str is turned into text. Returns `default` if the key has no row."""
+        """Return the value of a key.
+
+        A key that is not a str is turned into text. Returns `default` if the key has no row.
+        """
         text_of_key = key_text(key)
         value = None if text_of_key is None else self.read_row(self._number, text_of_key)
         return default if value is None else self._decode(value)
@@ -323,12 +345,14 @@ class ContextBase:
         self.stream_time = -1
         """The largest event time seen so far, ms."""
         self.wall_clock = -1
-        """The time at which the batch began, epoch ms. A batch that is repeated has the same time."""
+        """The time at which the batch began, epoch ms. A batch that is repeated has the same
+        time."""
         self._time_before = -1
-        """Stream time before the current record; in a timer, the time that the timer's clock has reached."""
+        """Stream time before the current record; in a timer, the time that the timer's clock has
+        reached."""
 
     def store(self, name: str) -> Store[Any]:
-        """The store with this name in `process(stores=...)`."""
+        """Return the store with this name in `process(stores=...)`."""
         try:
             return self._stores[name]
         except KeyError:
@@ -338,7 +362,7 @@ class ContextBase:
             ) from None
 
     def table(self, name: str) -> ReadOnlyTable[Any]:
-        """The table with this name in `process(tables=...)`, for reading."""
+        """Return the table with this name in `process(tables=...)`, for reading."""
         try:
             return self.tables[name]
         except KeyError:
@@ -454,7 +478,7 @@ class ContextBase:
             del timers[name]
 
     def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
-        """The key's timers that a clock fires."""
+        """Return the key's timers that a clock fires."""
         if clock not in get_args(Clock):
             raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
         return self._state.event if clock == "event" else self._state.wall
@@ -520,7 +544,10 @@ class Context(ContextBase):
 
 
 class ValueContext(ContextBase):
-    """The stores, timers and outputs of a `ValueProcessor`. Its results have the key of the current record or timer."""
+    """The stores, timers and outputs of a `ValueProcessor`.
+
+    Its results have the key of the current record or timer.
+    """
 
     def forward(
         self,
@@ -545,7 +572,9 @@ def _require_time(name: str, time: Any) -> None:
 
 
 class Processor(Protocol[V_contra]):
-    """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
+    """The interface of an author's processor class.
+
+    An instance handles many keys, so all state must be in stores.
 
     If the code fails for a record, or a task is repeated, records may be processed again, with the
     stores as they were before these records.

@@ -1,4 +1,7 @@
-"""Definitions of stores and operators as text. Stored state stays valid as long as its definition is the same."""
+"""Definitions of stores and operators as text.
+
+Stored state stays valid as long as its definition is the same.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from sluice.values.windows import CustomWindow
 
 
 def upstream_definition(node: nodes.Node) -> str:
-    """The steps before an operator as the author wrote them, with only the used fields of each contract."""
+    """Return the steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
     details = [
         drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)
@@ -36,7 +39,7 @@ def upstream_definition(node: nodes.Node) -> str:
 
 
 def _source_definition(source: nodes.Source, texts: str) -> str:
-    """A source's definition, with the fields that the expressions in `texts` read."""
+    """Return a source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
@@ -56,13 +59,16 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
 
 
 def _is_read(field: str, texts: str) -> bool:
-    """Whether a word in `texts` is the field's name. The result is true even if the word is in a constant text."""
+    """Return whether a word in `texts` is the field's name.
+
+    The result is true even if the word is in a constant text.
+    """
     in_backticks = re.escape(field.replace("`", "``"))
     return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 
 
 def step_definition(node: nodes.Node) -> str:
-    """The definition of a step as the author wrote it, with the declared types."""
+    """Return the definition of a step as the author wrote it, with the declared types."""
     types = ""
     match node:
         case nodes.Apply(takes=takes, shape=shape):
@@ -83,7 +89,7 @@ def step_definition(node: nodes.Node) -> str:
 
 
 def declared(kind: Any) -> str:
-    """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
+    """Return the Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
     try:
         sql_type = "" if kind is Any else shape_of(kind).kind
     except TopologyError:
@@ -92,7 +98,7 @@ def declared(kind: Any) -> str:
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
-    """The author's functions on which these operators' states depend, with unique names."""
+    """Return the author's functions on which these operators' states depend, with unique names."""
     steps: dict[nodes.Node, None] = {}
     for node in stateful:
         steps |= dict.fromkeys([*_ancestors(node), node])

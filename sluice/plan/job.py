@@ -30,7 +30,8 @@ class PlannedPipeline:
     workers: int
     idle_timeout_ms: int | None
     advance_when_idle_ms: int | None
-    """How long an operator's topics are silent before its stream time goes on by the clock; None for never."""
+    """How long an operator's topics are silent before its stream time goes on by the clock; None
+    for never."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float
@@ -124,7 +125,7 @@ class Job:
         return tuple(dict.fromkeys((*self.patterns, *self.topics)))
 
     def matching(self, topics_by_pattern: Mapping[str, Sequence[str]]) -> Job:
-        """The job with a source for each topic that a pattern matches, numbered in the order of the topics."""
+        """Return the job with a source for each topic that a pattern matches, numbered in the order of the topics."""
 
         def matched(topics: Sequence[str]) -> tuple[str, ...]:
             return tuple(
@@ -316,7 +317,10 @@ class Job:
         return {group.number: group for group in self.groups}
 
     def step_of(self, column: str) -> Step | None:
-        """The step that computes the column or writes the topic named `column`; None if no step or several steps do."""
+        """Return the step that computes the column or writes the topic named `column`.
+
+        Return None if no step or several steps do.
+        """
         steps = self.pipeline.steps
         for edge in self._all_edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
@@ -333,7 +337,7 @@ class Job:
         return None
 
     def step_named(self, name: str) -> Step | None:
-        """The step with this name in counts."""
+        """Return the step with this name in counts."""
         # A store and a topic can have the same name. The name then means the store: counts name an
         # operator after its store.
         steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
@@ -351,7 +355,7 @@ class Job:
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
-        """The edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
+        """Return the edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
@@ -379,7 +383,10 @@ class Job:
 
     @property
     def store_only_operators(self) -> frozenset[int]:
-        """The operators whose results go only to their store. The store needs only the last result of each key."""
+        """The operators whose results go only to their store.
+
+        The store needs only the last result of each key.
+        """
         return self.last_only_operators - {operator.chained_to for operator in self.operators}
 
     @property

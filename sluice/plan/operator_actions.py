@@ -47,17 +47,17 @@ _PROCESSOR_GROUPS = (1 << 30) - 1_024
 
 
 def is_of_processor(group_id: int) -> bool:
-    """Whether the group number belongs to a processor's store."""
+    """Return whether the group number belongs to a processor's store."""
     return group_id >= _FIRST_PROCESSOR_GROUP
 
 
 def _processor_group(store: str) -> int:
-    """The group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
+    """Return the group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
 
 def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """The parameters of a node's operator, from which the engine builds the operator."""
+    """Return the parameters of a node's operator, from which the engine builds the operator."""
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
@@ -202,7 +202,10 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 
 def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
-    """SQL of the new time and headers as JSON, as `SetMetadata` reads them. `sqls`: name → SQL of the expression."""
+    """SQL of the new time and headers as JSON, as `SetMetadata` reads them.
+
+    `sqls`: name → SQL of the expression.
+    """
     types = _types_of_input(node)
     parts: list[str] = []
     for name, text in metadata_texts(node).items():
@@ -217,13 +220,13 @@ def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
 
 
 def metadata_texts(node: nodes.SetMetadata) -> dict[str, str]:
-    """The expressions of the new time and headers, in the order in which `SetMetadata` reads them."""
+    """Return the expressions of the new time and headers, in the order in which `SetMetadata` reads them."""
     texts = {} if node.time is None else {"time": node.time}
     return texts | {f"header{number}": text for number, text in enumerate(node.headers.values())}
 
 
 def _waiting_time(node: nodes.Suppress) -> int:
-    """How many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
+    """Return how many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
     window = nodes.window_of(node)
     if window is None or node.until == "time_limit":
         return node.limit_ms
@@ -231,7 +234,7 @@ def _waiting_time(node: nodes.Suppress) -> int:
 
 
 def waits_for_close(node: nodes.Node) -> bool:
-    """Whether an operator needs stream time, for example to send results or to forget state."""
+    """Return whether an operator needs stream time, for example to send results or to forget state."""
     match node:
         case nodes.Aggregate():
             # When stream time closes a window of event time, the operator forgets the window.
@@ -252,7 +255,7 @@ def waits_for_close(node: nodes.Node) -> bool:
 
 
 def joins_versions(node: nodes.Node) -> bool:
-    """Whether a node joins a stream with the versions of a table."""
+    """Return whether a node joins a stream with the versions of a table."""
     match node:
         case nodes.Join(kind="stream-table", right=right):
             return nodes.history_of(right) is not None
@@ -261,7 +264,7 @@ def joins_versions(node: nodes.Node) -> bool:
 
 
 def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
-    """Whether a node needs the old values of one of its input tables.
+    """Return whether a node needs the old values of one of its input tables.
 
     The old value of a change is the row that the change replaces. Joins of tables by key have this
     row in their state.
@@ -279,7 +282,7 @@ def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
 
 
 def requires_value(node: nodes.Node, side: int) -> bool:
-    """Whether the node drops records without a value on a side."""
+    """Return whether the node drops records without a value on a side."""
     match node:
         case nodes.Join() if joins_versions(node) and side != LEFT:
             # A record without a value deletes a row. The join needs this record, because a deletion

@@ -28,7 +28,8 @@ _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
     re.IGNORECASE,
 )
-"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch are errors.)"""
+"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch
+are errors.)"""
 
 
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
@@ -155,7 +156,10 @@ def _sources(pipeline: Graph) -> list[nodes.Source]:
 
 
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
-    """The topics that the job reads as streams to compute the nodes in `ends`. Call this when all columns exist."""
+    """Return the topics that the job reads as streams to compute the nodes in `ends`.
+
+    Call this when all columns exist.
+    """
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
     read: set[nodes.Source] = set()
@@ -173,7 +177,10 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 
 
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
-    """The global tables. A table's group number is its source node's number, whatever steps follow the source."""
+    """Return the global tables.
+
+    A table's group number is its source node's number, whatever steps follow the source.
+    """
     tables: list[GlobalTableInput] = []
     for source in _sources(pipeline):
         if source.kind == "global_table":
@@ -187,7 +194,10 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:
-    """The sink of a node that writes single records. Adds the columns that the sink reads."""
+    """Return the sink of a node that writes single records.
+
+    Adds the columns that the sink reads.
+    """
     columns, scope = scopes.columns, scopes.after(node.parent)
     condition, key = columns.row_condition(scope), columns.read(scope, "_key")
     sink = sink_of(node)

@@ -20,7 +20,8 @@ class Step:
     number: int
     """Index among the pipeline's steps."""
     name: str
-    """The name in counts and stream times: the name of the step's store or topic, or a generated name."""
+    """The name in counts and stream times: the name of the step's store or topic, or a generated
+    name."""
     title: str
     """The kind of step, such as `store orders` or `filter`."""
     detail: str
@@ -138,9 +139,11 @@ class Sink:
     at: str
     table: OutputTable | None = None
     columns: tuple[tuple[str, str], ...] = ()
-    """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is unknown."""
+    """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is
+    unknown."""
     scalar: bool = False
-    """Whether the value is not an object. It is then the only column besides the columns that identify the row."""
+    """Whether the value is not an object. It is then the only column besides the columns that
+    identify the row."""
 
     @property
     def appends(self) -> bool:

@@ -39,11 +39,14 @@ MAX_ENTRIES = 100_000
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A query that every shard can execute. It is sent to find out whether a worker is available."""
 MANY = 2_000
-"""More entries than this are merged in another thread, so that the merge does not block the event loop."""
+"""More entries than this are merged in another thread, so that the merge does not block the event
+loop."""
 
 
 class Reader:
-    """Reads stores. The parameter `pin` of a query names the store and the snapshot that the query reads.
+    """Reads stores.
+
+    The parameter `pin` of a query names the store and the snapshot that the query reads.
 
     One reader serves a whole process, in one event loop. If this process is the state server of a
     worker, `served` returns the address of the worker's shard. Every query raises StateError if the
@@ -59,14 +62,14 @@ class Reader:
         """Pipeline and store → the snapshot and its number of entries."""
 
     async def get(self, pin: Pin, key: str) -> Answer:
-        """The value of one key of a store without windows: one entry, or none."""
+        """Return the value of one key of a store without windows: one entry, or none."""
         value, status = await self.value(pin, key)
         return Answer(
             pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)]
         )
 
     async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
-        """The value of one key of a store without windows, or None, and the status of the worker that answered."""
+        """Return the value of one key of a store without windows, or None, and the status of the worker that answered."""
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
@@ -76,7 +79,7 @@ class Reader:
         return value, status
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The entries of up to 1,000 keys, in the order of `keys`.
+        """Return the entries of up to 1,000 keys, in the order of `keys`.
 
         Omits keys without a value.
         """
@@ -109,7 +112,7 @@ class Reader:
         start: int | None = None,
         end: int | None = None,
     ) -> Answer:
-        """The windows of one key that start between two times (epoch ms, both included), sorted.
+        """Return the windows of one key that start between two times (epoch ms, both included), sorted.
 
         Raises QueryError if there are more than 100,000 entries.
         """
@@ -135,7 +138,7 @@ class Reader:
         limit: int = 1_000,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
-        """A page of entries sorted by key and window, from all workers or from `workers` only."""
+        """Return a page of entries sorted by key and window, from all workers or from `workers` only."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(
@@ -155,7 +158,7 @@ class Reader:
         *,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Answer:
-        """All entries. Raises QueryError if there are more than 100,000 entries."""
+        """Return all entries. Raises QueryError if there are more than 100,000 entries."""
         page = await self.scan(pin, within, limit=MAX_ENTRIES, workers=workers)
         if page.after is not None:
             raise QueryError(
@@ -165,7 +168,10 @@ class Reader:
         return page
 
     async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
-        """The number of entries. The count of a whole store is cached until the next snapshot."""
+        """Return the number of entries.
+
+        The count of a whole store is cached until the next snapshot.
+        """
         _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.name)
         cached = self._counts.get(store)
@@ -218,7 +224,7 @@ class Reader:
         within: Range = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
-        """The entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
+        """Return the entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
         _require_times(pin, within)
         results, statuses = await self._query_all(
             pin, Top(*pin.query_fields, within, field, limit, smallest)
@@ -227,7 +233,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """The keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
+        """Return the keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
         Raises Gone if retention has removed the snapshot `since`. In this case, rows that later
         batches deleted may be gone, too, so their keys would be missing from the result.
@@ -238,7 +244,7 @@ class Reader:
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, workers: Iterable[WorkerInfo]) -> tuple[WorkerStatus, ...]:
-        """Whether each worker is available."""
+        """Return whether each worker is available."""
         results = await asyncio.gather(*(self.workers.execute(info, _PROBE) for info in workers))
         return tuple(status for _, status in results)
 

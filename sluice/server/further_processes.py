@@ -70,7 +70,10 @@ class FurtherProcesses:
                 )
 
     def _start(self, number: int) -> Connection:
-        """Start a process. Returns the connection at which the process reports that it accepts connections."""
+        """Start a process.
+
+        Returns the connection at which the process reports that it accepts connections.
+        """
         started, report = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(
             target=_run, args=(self._serve, number, self._sockets, report, self._ended)
@@ -160,7 +163,7 @@ def _run(
     report: Connection,
     ended: Callable[[], None],
 ) -> None:
-    """The main function of a further process."""
+    """Serve in a further process, as its main function."""
 
     def started() -> None:
         # Nobody waits for the report of a process that replaces another one.

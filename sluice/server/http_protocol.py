@@ -49,7 +49,8 @@ UNREAD_SECONDS = 30.0
 """How long a client may read nothing while a response waits for it."""
 _MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
-"""A key in a request's scope. Its value is the function to call when the request has shown the token."""
+"""A key in a request's scope. Its value is the function to call when the request has shown the
+token."""
 BEGUN = "sluice_begun"
 """A key in a request's scope. Its value is a function that an app has put there. It is called with the
 status when the response begins."""
@@ -136,7 +137,10 @@ class PatientProtocol(HttpToolsProtocol):
     def _respond(
         self, scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> bool:
-        """Send a whole response to the request with this scope. Returns False if the app has to send messages."""
+        """Send a whole response to the request with this scope.
+
+        Returns False if the app has to send messages.
+        """
         running = self._running
         return (
             running is not None
@@ -335,13 +339,16 @@ class _Cycle(RequestResponseCycle):
         return event
 
     def end_body(self) -> None:
-        """The client has sent the whole body."""
+        """Note that the client has sent the whole body."""
         self.more_body = False
         if self._message_event is not None:
             self._message_event.set()
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send a whole response with one call. Returns False if the app has to send messages instead."""
+        """Send a whole response with one call.
+
+        Returns False if the app has to send messages instead.
+        """
         head = _head(status, (*self.default_headers, *headers), self.keep_alive)
         if (
             head is None
@@ -401,7 +408,10 @@ class _Head(NamedTuple):
 
 @lru_cache(maxsize=1_000)
 def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
-    """The head of a response of known length. None if Uvicorn must send or reject the response."""
+    """Return the head of a response of known length.
+
+    None if Uvicorn must send or reject the response.
+    """
     length, is_closing = None, False
     text = [STATUS_LINE[status]]
     for name, value in headers:

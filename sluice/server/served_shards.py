@@ -70,7 +70,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
-        """The worker that executes queries over a shard.
+        """Return the worker that executes queries over a shard.
 
         Raises Refused if another server has the shard.
         """
@@ -138,7 +138,7 @@ class ServedShards:
 
 
 def identity_of(base_url: str) -> str:
-    """A state server's identity: a random number in the folder of its shards, or a hash of its database's address."""
+    """Return a state server's identity: a random number in the folder of its shards, or a hash of its database's address."""
     url = database_url(base_url)
     if url.get_backend_name() != "sqlite":
         return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()

@@ -84,7 +84,7 @@ class Options:
         return self.host or self.bind
 
     def place(self, pipeline: str, number: int) -> Placement:
-        """The placement of a worker on this server."""
+        """Return the placement of a worker on this server."""
         return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 
@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """The addresses to which this host resolves a name; none if it does not know the name."""
+    """Return the addresses to which this host resolves a name; none if it does not know the name."""
     try:
         infos = socket.getaddrinfo(
             host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -196,7 +196,7 @@ def _addresses(host: str) -> set[str]:
 def make_app(
     ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None
 ) -> ASGIApp:
-    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
+    """Return the server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
     Every request needs the token. `shared` is None in a server of one process.
     """
@@ -228,7 +228,7 @@ def make_app(
 def further_processes(
     configuration: Settings, options: Options, shared: Shared
 ) -> FurtherProcesses | None:
-    """The processes of a state server besides this one; None if it has one process."""
+    """Return the processes of a state server besides this one; None if it has one process."""
     if options.processes == 1:
         return None
     serve_further = partial(_serve_further, configuration, options, shared)

@@ -93,7 +93,10 @@ class TokenRequired:
         await refusal(scope, receive, send)
 
     def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:
-        """The random number of a challenge whose sender knows the token; None for any other request."""
+        """Return the random number of a challenge whose sender knows the token.
+
+        Return None for any other request.
+        """
         if scheme.lower() != server_identity.SCHEME.lower().encode():
             return None
         return server_identity.challenge_number(self._token, credentials.decode("latin-1"))

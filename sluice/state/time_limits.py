@@ -50,13 +50,13 @@ def seconds_left() -> float | None:
 
 
 def is_over() -> bool:
-    """Whether a deadline is set and has passed."""
+    """Return whether a deadline is set and has passed."""
     left = seconds_left()
     return left is not None and left <= 0
 
 
 def too_slow() -> TooSlow:
-    """The error of a query that has exceeded its time limit."""
+    """Return the error of a query that has exceeded its time limit."""
     return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
 
 
@@ -110,14 +110,17 @@ def waits_limited(seconds: float | None) -> Iterator[None]:
 
 
 def wait_limit() -> float | None:
-    """When this thread's waits for PostgreSQL end, on the monotonic clock; None without a limit."""
+    """Return when this thread's waits for PostgreSQL end, on the monotonic clock.
+
+    Return None without a limit.
+    """
     waits_until: float | None = getattr(_THREAD, "waits_until", None)
     until: float | None = getattr(_THREAD, "until", None)
     return _earlier(waits_until, None if until is None else until + _GRACE_SECONDS)
 
 
 def _earlier(first: float | None, second: float | None) -> float | None:
-    """The earlier of two times; None means never."""
+    """Return the earlier of two times; None means never."""
     if first is None:
         return second
     return first if second is None else min(first, second)

@@ -29,7 +29,7 @@ def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) ->
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:
-    """A process and all processes that it has started, directly or not; empty if it has ended."""
+    """Return a process and all processes that it has started, directly or not; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -38,7 +38,7 @@ def with_descendants(pid: int) -> list[psutil.Process]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, even if its parent has not asked for its status yet."""
+    """Return whether a process has ended, even if its parent has not asked for its status yet."""
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -145,7 +145,7 @@ class PipedRun:
         self,
         places: Sequence[Place],
     ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
-        """The headers of the records at these places."""
+        """Return the headers of the records at these places."""
         return {place: self._headers[place] for place in places if place in self._headers}
 
     def publish(self, state_rows: StateRows, batch: int) -> None:

@@ -1,4 +1,6 @@
-"""TopologyTestDriver runs a pipeline on the real engine without a broker. A test pipes records in and reads results.
+"""TopologyTestDriver runs a pipeline on the real engine without a broker.
+
+A test pipes records in and reads results.
 
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("words", "Apple", key="A")
@@ -58,18 +60,21 @@ class Output:
     key: Any
     """The key as text, or as bytes if it is not UTF-8. None for a record without a key."""
     value: Any
-    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
+    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None
+    is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
     """Name → value as text, or as bytes if it is not UTF-8. A repeated name has its last value."""
     header_pairs: tuple[tuple[str, Any], ...] = ()
     """All headers in order, as pairs of name and value."""
     partition: int | None = None
-    """The number that `to(partition=...)` has chosen, before it is taken modulo the number of partitions."""
+    """The number that `to(partition=...)` has chosen, before it is taken modulo the number of
+    partitions."""
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit`, if each batch reads what the batch before it has written."""
+"""The largest number of batches of one `commit`, if each batch reads what the batch before it has
+written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
@@ -109,7 +114,8 @@ class TopologyTestDriver:
         self.pipeline = pipeline
         # On a disk, removing the files may take longer than processing a record.
         self.home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=memory_folder()))
-        """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
+        """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the
+        end."""
         # Clean up at exit even if the pipeline is rejected below, or a task still
         # writes after its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
@@ -202,7 +208,10 @@ class TopologyTestDriver:
         self._waiting.append(record)
 
     def _contract(self, topic: str) -> Any:
-        """The type of the values of a topic whose JSON Sluice decodes; None for other topics."""
+        """Return the type of the values of a topic whose JSON Sluice decodes.
+
+        Return None for other topics.
+        """
         for source in (*self._job.streams, *(table.source for table in self._job.tables)):
             if topic == source.topic or (
                 source.pattern is not None and matches(source.pattern, topic)
@@ -273,14 +282,14 @@ class TopologyTestDriver:
         self._run.fire_timers()
 
     def read(self, topic: str) -> list[Output]:
-        """The records written to a topic since the last `read`, in order."""
+        """Return the records written to a topic since the last `read`, in order."""
         records = self.output(topic)
         begin = self._read.get(topic, 0)
         self._read[topic] = len(records)
         return records[begin:]
 
     def output(self, topic: str) -> list[Output]:
-        """All records written to a topic, in order."""
+        """Return all records written to a topic, in order."""
         if topic not in self._outputs:
             raise TopologyError(
                 f"{self.pipeline.name} does not write a topic {topic!r}.",
@@ -291,14 +300,14 @@ class TopologyTestDriver:
         return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
-        """The dead letters, whose headers contain the reasons."""
+        """Return the dead letters, whose headers contain the reasons."""
         return self.output(self.pipeline.dead_letters)
 
     def _dead_letters(self) -> list[dict[str, Any]]:
         return self._run.output.records.get(self.pipeline.dead_letters, [])
 
     def store(self, name: str) -> dict[Any, Any]:
-        """A store's values by key.
+        """Return a store's values by key.
 
         For a windowed store, the dictionary's keys are tuples: key, start and end of the window in
         epoch ms.
@@ -312,7 +321,7 @@ class TopologyTestDriver:
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
     def counts(self) -> dict[str, int]:
-        """What happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
+        """Return what happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
         self.commit()
         return dict(self._run.counts)
 
@@ -323,7 +332,7 @@ def _make_run(
     partitions: Mapping[str, int],
     spark: SparkSession | None,
 ) -> PipedRun:
-    """A run in this process, or on Spark if a test asks for it or a step needs it."""
+    """Return a run in this process, or on Spark if a test asks for it or a step needs it."""
     # A run in this process starts in milliseconds. Spark takes seconds to start.
     if spark is None:
         try:
@@ -405,7 +414,9 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
 
 
 def shared_session() -> SparkSession:
-    """The local Spark session on two cores that all tests of this process share. The first call creates it.
+    """Return the local Spark session on two cores that all tests of this process share.
+
+    The first call creates it.
 
     The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables
     can use it too.

@@ -88,7 +88,7 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
 
 
 def declared_type(function: Any, position: int) -> Any:
-    """The type of the parameter at `position`; None if the function does not declare one."""
+    """Return the type of the parameter at `position`; None if the function does not declare one."""
     try:
         return get_type_hints(function).get(_parameter(function, position))
     except (TypeError, ValueError, NameError, IndexError):

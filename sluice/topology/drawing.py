@@ -71,7 +71,7 @@ def _input_title(node: nodes.Node) -> str:
 
 
 def detail(node: nodes.Node) -> str:
-    """The node's expressions, on one line."""
+    """Return the node's expressions, on one line."""
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
@@ -133,7 +133,7 @@ def _operator_detail(node: nodes.StreamOperator) -> str:
 
 
 def _recorded(node: nodes.Call | nodes.Lookup) -> str:
-    """The name under which a step's answers are recorded; empty if they are not recorded.
+    """Return the name under which a step's answers are recorded; empty if they are not recorded.
 
     With another name, the step gets new answers. So the name belongs to the step's definition: if
     it changes, the state must be computed again.
@@ -183,7 +183,7 @@ def _added(part: nodes.CogroupedStream) -> str:
 
 
 def text(pipeline: Pipeline) -> str:
-    """The topology as indented text, each step below its input."""
+    """Return the topology as indented text, each step below its input."""
     lines = [
         ", ".join(
             [
@@ -207,7 +207,7 @@ def text(pipeline: Pipeline) -> str:
 
 
 def _idle_settings(pipeline: Pipeline) -> list[str]:
-    """What happens to stream time while topics are silent."""
+    """Return what happens to stream time while topics are silent."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
         settings.append(
@@ -220,12 +220,12 @@ def _idle_settings(pipeline: Pipeline) -> list[str]:
 
 
 def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
-    """The nodes whose first input is this node. A join is below its left side only."""
+    """Return the nodes whose first input is this node. A join is below its left side only."""
     return [child for child in pipeline.nodes if nodes.parents(child)[:1] == (node,)]
 
 
 def svg(pipeline: Pipeline) -> str:
-    """The topology as an SVG, with sources on the left and each step to the right of its input."""
+    """Return the topology as an SVG, with sources on the left and each step to the right of its input."""
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
     height = max(y for _, y in place.values()) + _HEIGHT + 20
@@ -243,7 +243,7 @@ def svg(pipeline: Pipeline) -> str:
 
 
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
-    """The top left corner of each node's box.
+    """Return the top left corner of each node's box.
 
     A node is in the column to the right of its first input. The first node after an input is in the
     input's row, the other nodes after the same input are in the rows below. Tables are placed last,

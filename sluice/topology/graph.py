@@ -37,7 +37,8 @@ class Graph:
         self.on_error: nodes.OnError = on_error
         self.nodes: list[nodes.Node] = []
         self.whole: Graph = self
-        """The pipeline of which this pipeline is a part; this pipeline itself if it is not a part."""
+        """The pipeline of which this pipeline is a part; this pipeline itself if it is not a
+        part."""
         self._claimed: dict[tuple[str, str], str] = {}
 
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
@@ -50,7 +51,7 @@ class Graph:
         return node
 
     def part(self, names: Collection[str]) -> Self:
-        """A pipeline of the steps and stores with these names, and of everything upstream of them."""
+        """Return a pipeline of the steps and stores with these names, and of everything upstream of them."""
         pending = [node for node in self.nodes if node.name in names]
         kept: set[nodes.Node] = set()
         while pending:
@@ -62,7 +63,7 @@ class Graph:
         return part
 
     def without(self, names: Collection[str]) -> Self:
-        """The pipeline without these steps and stores.
+        """Return the pipeline without these steps and stores.
 
         Also leaves out all steps after them, and the stateless steps whose results no remaining
         step uses.
@@ -126,7 +127,10 @@ class Graph:
         self._claimed[kind, name] = source_line()
 
     def claim_pattern(self, pattern: str) -> None:
-        """Reserve all topics that a pattern matches. Raises TopologyError if a step uses one of them already."""
+        """Reserve all topics that a pattern matches.
+
+        Raises TopologyError if a step uses one of them already.
+        """
         for (kind, name), at in self._claimed.items():
             if kind == "topic" and (name == pattern or matches(pattern, name)):
                 raise self._matched_twice(pattern, name, at, source_line())

@@ -1,4 +1,6 @@
-"""Handles, through which authors see nodes. This module has what the handles of streams and tables have in common.
+"""Handles, through which authors see nodes.
+
+This module has what the handles of streams and tables have in common.
 
 Every Python function is called with the record's value, or with key and value if it takes two
 arguments. An aggregating function also takes the current aggregate, before the value. The value is
@@ -53,7 +55,8 @@ R = TypeVar("R")
 Key: TypeAlias = Any
 """A record's key: a text or None; after a windowed table, a `Windowed`."""
 Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
-"""Gives the number of a record's partition, from its value as plain JSON data, or from key and value."""
+"""Gives the number of a record's partition, from its value as plain JSON data, or from key and
+value."""
 
 
 class Handle(Generic[V]):
@@ -102,7 +105,10 @@ class Handle(Generic[V]):
     def _result_shape(
         self, step: str, returns: Contract | None, argument: str = "returns"
     ) -> Shape:
-        """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
+        """Return the shape of a function's result.
+
+        Raises TopologyError if `returns` is not a type that values can have.
+        """
         try:
             return shape_of(returns)
         except TopologyError as error:
@@ -144,14 +150,14 @@ class Handle(Generic[V]):
             raise
 
     def _types(self, readable: Mapping[str, str]) -> dict[str, str]:
-        """The types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
+        """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
         computed = types_after(self.node)
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(
         self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock
     ) -> Expiry | None:
-        """When the rows of a table of these records expire; None if they do not."""
+        """Return when the rows of a table of these records expire; None if they do not."""
         if at is not None:
             self._require_expression(at, step)
         return expiry_of(self._where(step), at, after, clock, self.fields | self.metadata)
@@ -162,7 +168,7 @@ class Handle(Generic[V]):
         picked: tuple[str | Mapping[str, Column], ...],
         named: Mapping[str, Column],
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """The SQL of every column, and its type. Nested mappings become structs."""
+        """Return the SQL of every column, and its type. Nested mappings become structs."""
         columns: dict[str, Column] = {}
         for names in (*picked, named):
             arguments.require_instance(

@@ -1,4 +1,7 @@
-"""The nodes of a topology, as plain values. Authors make them with handles: `streams`, `tables`, `groups`."""
+"""The nodes of a topology, as plain values.
+
+Authors make them with handles: `streams`, `tables`, `groups`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,8 @@ class Source(Node):
     """A topic that is read as a stream, as a table (the latest value per key), or as a table on every worker."""
 
     topic: str
-    """The topic's name, or the pattern of the names of several topics (`values/topic_patterns.py`)."""
+    """The topic's name, or the pattern of the names of several topics
+    (`values/topic_patterns.py`)."""
     kind: Literal["stream", "table", "global_table"]
     serde: Serde[Any]
     key: str | None
@@ -193,7 +197,8 @@ class ToTable(Node):
     parent: Node
     store: str | None
     history_ms: int | None = None
-    """How far back the versions of a versioned table reach; None for a table that only has the latest rows."""
+    """How far back the versions of a versioned table reach; None for a table that only has the
+    latest rows."""
     expiry: Expiry | None = None
 
     @property
@@ -271,7 +276,10 @@ class CogroupedStream:
 
 @dataclass(frozen=True, eq=False)
 class Cogroup(Aggregate):
-    """An aggregate of several streams. `parent`, `key` and `python.adder` belong to the first stream."""
+    """An aggregate of several streams.
+
+    `parent`, `key` and `python.adder` belong to the first stream.
+    """
 
     parts: tuple[CogroupedStream, ...] = ()
 
@@ -380,7 +388,8 @@ class Call(StreamOperator):
     answers: str
     """The name under which the results are recorded with the state."""
     otherwise: str | None = None
-    """JSON of the value that a record gets if its call has failed; None if the record fails, too."""
+    """JSON of the value that a record gets if its call has failed; None if the record fails,
+    too."""
     size: int | None = None
     """The largest number of values that one call takes; None for a function of one value."""
 
@@ -455,12 +464,12 @@ STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator,
 
 
 def joins_global_table(node: Join) -> bool:
-    """Whether the right side of a join is a global table."""
+    """Return whether the right side of a join is a global table."""
     return isinstance(node.right, Source) and node.right.kind == "global_table"
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
+    """Return whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
     if not number.isdecimal():
@@ -473,7 +482,7 @@ def is_step_name(name: str) -> bool:
 
 
 def parents(node: Node) -> tuple[Node, ...]:
-    """The inputs of a node."""
+    """Return the inputs of a node."""
     match node:
         case Source():
             return ()
@@ -490,7 +499,7 @@ def parents(node: Node) -> tuple[Node, ...]:
 
 
 def with_parents(node: N, others: Mapping[Node, Node]) -> N:
-    """The node with other inputs; `others` maps each of its inputs to the new input."""
+    """Return the node with other inputs; `others` maps each of its inputs to the new input."""
     match node:
         case Source():
             return node
@@ -509,7 +518,7 @@ def with_parents(node: N, others: Mapping[Node, Node]) -> N:
 
 
 def is_table(node: Node) -> bool:
-    """Whether the node outputs a table's changes, not a stream's records."""
+    """Return whether the node outputs a table's changes, not a stream's records."""
     match node:
         case Source(kind=kind):
             return kind != "stream"
@@ -526,7 +535,7 @@ def is_table(node: Node) -> bool:
 
 
 def only_adds(table: Node) -> bool:
-    """Whether a table only gets new rows, which never change: the final results of windows, mapped or filtered."""
+    """Return whether a table only gets new rows, which never change: the final results of windows, mapped or filtered."""
     match table:
         case Suppress():
             return table.until == "window_final" and table.early_ms is None
@@ -537,17 +546,17 @@ def only_adds(table: Node) -> bool:
 
 
 def subtracts(aggregate: Aggregate) -> bool:
-    """Whether an aggregate subtracts the old values of the rows that it aggregates."""
+    """Return whether an aggregate subtracts the old values of the rows that it aggregates."""
     return is_table(aggregate.parent) and not only_adds(aggregate.parent)
 
 
 def computes_rows(node: Node) -> bool:
-    """Whether each row of a node's table is computed from one row of its input, without a state."""
+    """Return whether each row of a node's table is computed from one row of its input, without a state."""
     return isinstance(node, Filter | Select | MapValues | Apply) and is_table(node)
 
 
 def known_name(node: Node) -> str:
-    """The author's name of the nearest topic or store from which a node's rows come."""
+    """Return the author's name of the nearest topic or store from which a node's rows come."""
     names = [
         step.name
         for step in upstream(node)
@@ -558,7 +567,7 @@ def known_name(node: Node) -> str:
 
 
 def upstream(node: Node) -> tuple[Node, ...]:
-    """The node and all nodes that feed it, each once, depth first."""
+    """Return the node and all nodes that feed it, each once, depth first."""
     visited: dict[Node, None] = {}
     waiting = [node]
     while waiting:
@@ -572,7 +581,7 @@ def upstream(node: Node) -> tuple[Node, ...]:
 
 
 def follows_state(node: Node) -> bool:
-    """Whether a stateful step has computed the records of a stream."""
+    """Return whether a stateful step has computed the records of a stream."""
     steps = upstream(node)
     return any(
         isinstance(step, StreamOperator | Join | Process) or is_table(step) for step in steps
@@ -580,17 +589,19 @@ def follows_state(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """The sources that feed a node, without repeats."""
+    """Return the sources that feed a node, without repeats."""
     return tuple([step for step in upstream(node) if isinstance(step, Source)])
 
 
 def reads_pattern(node: Node) -> bool:
-    """Whether the records of a node come from a pattern of topics, and so from several topics."""
+    """Return whether the records of a node come from a pattern of topics, and so from several topics."""
     return any(is_pattern(source.topic) for source in sources_of(node))
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The window definition of the keys of a table or a stream; None if its keys have no windows.
+    """Return the window definition of the keys of a table or a stream.
+
+    Return None if its keys have no windows.
 
     An aggregate over a number of records is not a windowed table: its store has one row per key.
     """
@@ -616,7 +627,7 @@ def window_of(node: Node) -> AnyWindow | None:
 
 
 def window_of_store(node: Node) -> AnyWindow | None:
-    """The window definition of the keys of an operator's store, or of a processor's stores."""
+    """Return the window definition of the keys of an operator's store, or of a processor's stores."""
     match node:
         case Process(by=None, parent=parent):
             return window_of(parent)
@@ -625,7 +636,10 @@ def window_of_store(node: Node) -> AnyWindow | None:
 
 
 def history_of(table: Node) -> int | None:
-    """How far back the versions of a table reach, in ms; None if the table is not versioned."""
+    """Return how far back the versions of a table reach, in ms.
+
+    Return None if the table is not versioned.
+    """
     match table:
         case ToTable(history_ms=history_ms) | Aggregate(history_ms=history_ms):
             return history_ms
@@ -636,7 +650,7 @@ def history_of(table: Node) -> int | None:
 
 
 def is_keyed_by_window(node: Node) -> bool:
-    """Whether an operator keeps a state for each windowed key of its inputs."""
+    """Return whether an operator keeps a state for each windowed key of its inputs."""
     match node:
         case Aggregate():
             return node.by_window

@@ -59,7 +59,9 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
 
 
 class Pipeline(Graph):
-    """A named topology. `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
+    """A named topology.
+
+    `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
 
     `zone` is the time zone of event times without a time zone. A record whose event time is more
     than `max_future_skew` ahead of the clock becomes a dead letter, so that one producer's wrong
@@ -272,7 +274,9 @@ class Pipeline(Graph):
         expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Read a topic as a table: the latest value of each key, by offset. A null value deletes the key's row.
+        """Read a topic as a table: the latest value of each key, by offset.
+
+        A null value deletes the key's row.
 
         If `key` is a field or a list of fields, the Kafka key of a record with a null value says
         which row the record deletes. The store has the topic's name unless `store` names it.
@@ -418,7 +422,7 @@ class Pipeline(Graph):
         )
 
     def _pattern(self, pattern: re.Pattern[str], max_topics: int) -> str:
-        """The text of a pattern of topics."""
+        """Return the text of a pattern of topics."""
         where = f"{self.name}: stream at {source_line()}"
         arguments.require_instance(where, pattern.pattern, str, "a pattern of text, not of bytes")
         # The ledger and the trigger get only the text of the pattern, so flags would be lost.

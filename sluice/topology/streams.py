@@ -120,7 +120,9 @@ class Stream(Handle[V]):
         delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
-        """Write each record to one of the topics in `topics`; `topic` gives the topic's name for each record.
+        """Write each record to one of the topics in `topics`.
+
+        `topic` gives the topic's name for each record.
 
         `topic` is an SQL expression or a Python function. The function is called several times for
         each record, so it must always give the same name for the same record. If `topic` gives no
@@ -231,7 +233,10 @@ class Stream(Handle[V]):
         hidden: dict[str, str] = {}
 
         def hide(text: str, name: str) -> str:
-            """Add a field with a name that no column of the author has. Returns SQL that reads the field."""
+            """Add a field with a name that no column of the author has.
+
+            Returns SQL that reads the field.
+            """
             while name in columns:
                 name += "_"
             hidden[name] = text
@@ -267,7 +272,9 @@ class Stream(Handle[V]):
     def with_headers(
         self, headers: Mapping[str, str], *, on_error: OnError | None = None
     ) -> Stream[V]:
-        """Set headers of each record. `headers` maps names to SQL expressions of type STRING or BINARY.
+        """Set headers of each record.
+
+        `headers` maps names to SQL expressions of type STRING or BINARY.
 
         For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field
         `trace_id`. A new header replaces all earlier headers of the same name. If the expression is
@@ -283,7 +290,10 @@ class Stream(Handle[V]):
         return self._set_metadata(None, texts, on_error)
 
     def _header_texts(self, step: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """The expressions of headers, by name. Raises TopologyError for a name that a header cannot have."""
+        """Return the expressions of headers, by name.
+
+        Raises TopologyError for a name that a header cannot have.
+        """
         where = self._where(step)
         arguments.require_instance(where, headers, Mapping, "headers as {name: SQL expression}")
         for name, text in headers.items():
@@ -621,7 +631,10 @@ class Stream(Handle[V]):
         return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
 
     def _table_type(self, where: str) -> str:
-        """The type of the values as rows of a table. Raises TopologyError if a field has no known type."""
+        """Return the type of the values as rows of a table.
+
+        Raises TopologyError if a field has no known type.
+        """
         unknown = [name for name, kind in self.fields.items() if not kind]
         if unknown or not self.fields:
             raise TopologyError(
@@ -698,7 +711,9 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Replace key and value with the pair that a Python function returns; `returns` is the type of the value.
+        """Replace key and value with the pair that a Python function returns.
+
+        `returns` is the type of the value.
 
         The SQL equivalent is `select(_key="...", ...)`.
         """
@@ -803,7 +818,9 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
+        """Emit a record for each pair of key and value that a Python function returns.
+
+        `returns` is the values' type.
 
         An SQL expression must be an array of structs with the fields `key` and `value`.
         """
@@ -885,7 +902,9 @@ class Stream(Handle[V]):
         self._apply("foreach", function, "nothing", on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
-        """Print every record as `[label]: key, value`; no step can follow. `label` defaults to the step's name.
+        """Print every record as `[label]: key, value`; no step can follow.
+
+        `label` defaults to the step's name.
 
         Spark's tasks print the records, so the lines are in the run's log, or in the executors'
         logs on a cluster.
@@ -1348,7 +1367,10 @@ class Stream(Handle[V]):
         return Processed(self.pipeline, node)
 
     def _readable_tables(self, where: str, tables: Any) -> Mapping[str, Table[Any]]:
-        """The tables that a processor can read. Raises TopologyError if it cannot read one of them."""
+        """Return the tables that a processor can read.
+
+        Raises TopologyError if it cannot read one of them.
+        """
         arguments.require_instance(where, tables, Mapping, "tables={name: table}")
         for name, table in tables.items():
             arguments.require_instance(where, name, str, "the name of a table (str)")
@@ -1444,7 +1466,10 @@ class Stream(Handle[V]):
         may_yield: bool = False,
         may_be_async: bool = False,
     ) -> Function:
-        """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
+        """Return a step's function, as the engine calls it.
+
+        Raises TopologyError if it does not take the stream's values.
+        """
         where = self._where(step)
         if is_sql_allowed and not callable(function):
             advice = ""
@@ -1501,14 +1526,17 @@ class Stream(Handle[V]):
         shape: Shape | None = None,
         contract: Contract | None = None,
     ) -> Stream[Any]:
-        """The stream after a node. Without a `shape`, its values have the same shape and contract as before."""
+        """Return the stream after a node.
+
+        Without a `shape`, its values have the same shape and contract as before.
+        """
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
         return Stream(self.pipeline, node, shape, contract)
 
 
 def _store_type(declared: Any) -> tuple[Any, int | None]:
-    """A store's type, and its time to live in ms."""
+    """Return a store's type, and its time to live in ms."""
     kind, ttl = declared if isinstance(declared, tuple) else (declared, None)
     if kind is None or isinstance(kind, str | int | timedelta):
         raise TopologyError(

@@ -12,19 +12,20 @@ from sluice.values.shapes import Shape
 
 
 def types_after(node: nodes.Node) -> dict[str, str]:
-    """The fields after a node, with their types."""
+    """Return the fields after a node, with their types."""
     return shape_after(node).fields
 
 
 def shape_after(node: nodes.Node) -> Shape:
-    """The shape of the values after a node."""
+    """Return the shape of the values after a node."""
     if node not in _SHAPES:
         _SHAPES[node] = _shape_after(node)
     return _SHAPES[node]
 
 
 _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
-"""Every step needs the types of all steps before it: without this cache, planning n steps takes n² computations."""
+"""Every step needs the types of all steps before it: without this cache, planning n steps takes n²
+computations."""
 
 
 def _shape_after(node: nodes.Node) -> Shape:
@@ -84,7 +85,10 @@ def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
 
 
 def _common_shape(shapes: list[Shape]) -> Shape:
-    """The shape of merged streams. A field whose type differs between the streams has an unknown type."""
+    """Return the shape of merged streams.
+
+    A field whose type differs between the streams has an unknown type.
+    """
     first, *others = shapes
     fields = {}
     for name, kind in first.fields.items():
@@ -94,5 +98,5 @@ def _common_shape(shapes: list[Shape]) -> Shape:
 
 
 def _whole(shape: Shape) -> str:
-    """The type of a value; an empty text if the type of any field is unknown."""
+    """Return the type of a value; an empty text if the type of any field is unknown."""
     return shape.kind if all(shape.fields.values()) else ""

@@ -12,10 +12,13 @@ _ORIGINAL = "sluice.original."
 
 
 def escaped(name: str) -> str:
-    """The name that a header of the rejected record gets in the dead letter."""
+    """Return the name that a header of the rejected record gets in the dead letter."""
     return f"{_ORIGINAL}{name}" if name.startswith(PREFIX) else name
 
 
 def original(name: str) -> str:
-    """The name that a header of a dead letter had in the rejected record; the inverse of `escaped`."""
+    """Return the name that a header of a dead letter had in the rejected record.
+
+    Return the inverse of `escaped`.
+    """
     return name.removeprefix(_ORIGINAL)

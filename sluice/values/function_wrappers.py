@@ -10,7 +10,7 @@ from typing import Any
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of an author's function, or of its wrapper, returns a coroutine."""
+    """Return whether a call of an author's function, or of its wrapper, returns a coroutine."""
     own = inspect.unwrap(function)
     # An instance of a class with `__call__` may be async, too.
     called = own if inspect.isroutine(own) else getattr(own, "__call__", own)  # noqa: B004
@@ -38,7 +38,7 @@ class WithoutKey(Wrapper):
 
 
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """The function for many calls with this key as the first argument."""
+    """Return the function for many calls with this key as the first argument."""
     # The author's function itself is called, because a call of the wrapper takes longer than many
     # functions.
     return function.function if isinstance(function, WithoutKey) else partial(function, key)

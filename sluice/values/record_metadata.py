@@ -18,10 +18,12 @@ METADATA = {
 STATEFUL_METADATA = {
     name: kind for name, kind in METADATA.items() if name not in ("_topic", "_headers")
 }
-"""The columns that SQL can read in addition to the value of a record that a stateful step has computed."""
+"""The columns that SQL can read in addition to the value of a record that a stateful step has
+computed."""
 
 CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
-"""The columns that SQL can read in addition to a table's value; window times are null if the table is not windowed."""
+"""The columns that SQL can read in addition to a table's value; window times are null if the table
+is not windowed."""
 
 RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA})
 """Names that no field of a value can have."""
@@ -34,7 +36,7 @@ MOST_KEY_BYTES = 1024
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """A hash that tells a record from another record at the same offset, as after the topic was recreated."""
+    """Return a hash that tells a record from another record at the same offset, as after the topic was recreated."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
         # The length shows where the key ends, and tells an empty text from null.
@@ -56,9 +58,11 @@ OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 WALL_CLOCK = "(wall clock)"
 """The value of `event_time` for the time of processing. No field can have this name."""
 Until = Literal["window_close", "window_final", "time_limit"]
-"""What a held result waits for: its window's close, the last record that can change it, or a time limit."""
+"""What a held result waits for: its window's close, the last record that can change it, or a time
+limit."""
 EmitStrategy = Literal["every", "window_close"]
-"""Which results of a windowed aggregate are sent: each update, or the final result of each window."""
+"""Which results of a windowed aggregate are sent: each update, or the final result of each
+window."""
 Delivery = Literal["exactly_once", "at_least_once"]
 Emit = Literal["every", "latest"]
 """Which of a key's changes within a batch are written: all of them, or only the last."""

@@ -1,4 +1,7 @@
-"""What CONTRIBUTING.md and the pages for contributors name exists; the picture of the packages is up to date."""
+"""What CONTRIBUTING.md and the pages for contributors name exists.
+
+The picture of the packages is up to date.
+"""
 
 from __future__ import annotations
 

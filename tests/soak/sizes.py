@@ -13,7 +13,8 @@ import psutil
 
 _MB = 1_000_000
 _ENDS = 3
-"""How many samples at each end of a series count, by their median, because a single sample may be an exception."""
+"""How many samples at each end of a series count, by their median, because a single sample may be
+an exception."""
 
 
 class Size(NamedTuple):

@@ -43,7 +43,8 @@ class BatchStart(msgspec.Struct, frozen=True):
     ranges: Sequence[Range] = ()
     """The records that the batch reads from Kafka, sorted by topic and partition."""
     stage_times: Mapping[str, int] = {}
-    """The other stream times, from which the stages continue. Empty while the stages of the batch before still run."""
+    """The other stream times, from which the stages continue. Empty while the stages of the batch
+    before still run."""
 
     @classmethod
     def of(
@@ -54,7 +55,10 @@ class BatchStart(msgspec.Struct, frozen=True):
         read_clocks: Collection[str],
         ranges: Sequence[Range] = (),
     ) -> Self:
-        """The start of a batch with these stream times. `read_clocks`: see `Job.read_clocks`."""
+        """Return the start of a batch with these stream times.
+
+        `read_clocks`: see `Job.read_clocks`.
+        """
         read_times, stage_times = split_times(times, read_clocks)
         return cls(number, begun, read_times, ranges, stage_times)
 
@@ -64,12 +68,12 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Whether the tasks that read the records would do the same with another start."""
+        """Return whether the tasks that read the records would do the same with another start."""
         return _for_readers(self) == _for_readers(other)
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """What the tasks that read the records use of a start.
+    """Return what the tasks that read the records use of a start.
 
     They also have the times up to which operators' windows are closed, which the stages find.
     Without an idle timeout, such a time increases to the stream time of the partition that is
@@ -113,7 +117,7 @@ def batch_context(start: BatchStart) -> Iterator[None]:
 
 
 def this_batch() -> BatchStart:
-    """The start of this task's batch."""
+    """Return the start of this task's batch."""
     if (here := _HERE.get()) is not None:
         return here
     # PySpark is imported only here, because a batch without Spark must not wait for this import.
@@ -140,7 +144,7 @@ def worker_context(worker: int) -> Iterator[None]:
 
 
 def this_worker() -> int:
-    """The worker whose part of a stage this task runs.
+    """Return the worker whose part of a stage this task runs.
 
     Rows name the worker, but a task may have no rows.
     """

@@ -39,7 +39,8 @@ from sluice.values.record_places import Place
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 MOST_READ = 10_000
-"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get its headers."""
+"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get
+its headers."""
 _LEFT_OUT_BYTES = 200
 """Upper bound of the size of the header in which `shorten_dead_letters` says what it left out."""
 
@@ -58,7 +59,7 @@ class RejectedRecord:
 
 
 def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
-    """The dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
+    """Return the dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
     # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
@@ -88,20 +89,24 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
 
 @dataclass(frozen=True)
 class StepDeadLetter:
-    """The dead letter of a row on which a step failed. `with_record_headers` adds the headers of the row's record."""
+    """The dead letter of a row on which a step failed.
+
+    `with_record_headers` adds the headers of the row's record.
+    """
 
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
     place: Place | None
-    """The place of the row's record in its topic; None for a store's change or a timer, which come from no record."""
+    """The place of the row's record in its topic; None for a store's change or a timer, which come
+    from no record."""
 
 
 def dead_letters_of_steps(
     job: Job,
     rows: Iterable[RejectedRow],
 ) -> tuple[list[StepDeadLetter], BatchStats]:
-    """The dead letters of rejected rows, and the number of failures of each step.
+    """Return the dead letters of rejected rows, and the number of failures of each step.
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
     """
@@ -135,7 +140,9 @@ def dead_letters_of_steps(
 
 
 def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
-    """The dead letters of steps as records. The headers of the rejected record come first, then Sluice's headers.
+    """Return the dead letters of steps as records.
+
+    The headers of the rejected record come first, then Sluice's headers.
 
     Only the first `MOST_READ` dead letters get the rejected record's headers, because each of these
     records is read from Kafka again.
@@ -166,7 +173,9 @@ class RejectedOutput:
         errors: Mapping[int, str],
         reason: str,
     ) -> pa.Array:
-        """Add the records that a sink cannot write. Returns a mask that is true for the other records.
+        """Add the records that a sink cannot write.
+
+        Returns a mask that is true for the other records.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
         row to its error.
@@ -236,12 +245,18 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 
 
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
-    """A record's own headers for a dead letter. A header that has the name of a header of Sluice gets a prefix."""
+    """Return a record's own headers for a dead letter.
+
+    A header that has the name of a header of Sluice gets a prefix.
+    """
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
 
 def iso_time(milliseconds: int) -> str:
-    """A time in ISO format, given epoch ms; the number itself for a time outside the years 1 to 9999."""
+    """Return a time in ISO format, given epoch ms.
+
+    Return the number itself for a time outside the years 1 to 9999.
+    """
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
@@ -273,7 +288,7 @@ def _step_headers(
 
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
+    """Return the headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
     first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
     return list(headers[first:])
 

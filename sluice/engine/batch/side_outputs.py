@@ -52,9 +52,11 @@ class BatchStats(msgspec.Struct):
     last: LastRecord | None = None
     """For a task that reads one partition: its last record."""
     by_partition: dict[str, dict[str, int]] = {}
-    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
+    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
+    partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows at once: the kind of the task → the size of these rows."""
+    """For a task that holds all of its rows at once: the kind of the task → the size of these
+    rows."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class DirectOutput:
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
-    """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
+    """Identifies a side output.
+
+    The driver reads side outputs sorted by label, whatever order they arrive in.
+    """
 
     part: str
     """The part of the input from which the side output was computed."""
@@ -142,7 +147,10 @@ class SideOutputs:
         return {}
 
     def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
-        """Add rows that the driver needs, with a column `group_id`. Returns the number of the next page."""
+        """Add rows that the driver needs, with a column `group_id`.
+
+        Returns the number of the next page.
+        """
         page = first_page
         for page, of_page in enumerate(_pages(rows), first_page + 1):
             groups = tuple(pc.unique(of_page.column("group_id")).to_pylist())
@@ -156,7 +164,7 @@ class SideOutputs:
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 
     def take(self) -> list[SideOutput]:
-        """The side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
+        """Return the side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
         taken = [*self._collected]
         self._collected.clear()
         file = _file_of_task()
@@ -166,7 +174,7 @@ class SideOutputs:
         return taken
 
     def leave(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The last task of a chain whose rows go to Spark SQL: leaves the side outputs in a file for the next chain.
+        """Yield the last task of a chain whose rows go to Spark SQL: leaves the side outputs in a file for the next chain.
 
         Both chains run in the same task of Spark, in two processes of one host.
         """
@@ -255,15 +263,15 @@ class Collected:
         return last
 
     def undecided(self) -> Iterator[pa.Table]:
-        """The reports that `add_undecided` has added."""
+        """Return the reports that `add_undecided` has added."""
         return map(_unpack_table, self._undecided)
 
     def records(self, topic: str) -> Iterator[pa.Table]:
-        """The records for a topic, in tables, sorted by part."""
+        """Return the records for a topic, in tables, sorted by part."""
         return map(_unpack_table, self._records.get(topic, ()))
 
     def changes(self, groups: Collection[int]) -> Iterator[pa.Table]:
-        """The rows of these groups that `add_changes` has added, in pages, sorted by part.
+        """Yield the rows of these groups that `add_changes` has added, in pages, sorted by part.
 
         Only one page at a time is uncompressed.
         """
@@ -282,7 +290,7 @@ _UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:
-    """The file in which a chain leaves side outputs for the next chain; None without Spark.
+    """Return the file in which a chain leaves side outputs for the next chain; None without Spark.
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """
@@ -300,19 +308,19 @@ def _file_of_task() -> Path | None:
 
 
 def part_name(kind: str, topic: str, partition: int) -> str:
-    """The name of the side outputs of one partition's records."""
+    """Return the name of the side outputs of one partition's records."""
     return f"{kind}-{topic}-{partition:05}"
 
 
 def _pages(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices that are not too large."""
+    """Yield the table in slices that are not too large."""
     most = max(1, min(_MOST_ROWS, table.num_rows * _MOST_BYTES // max(table.nbytes, 1)))
     for begin in range(0, table.num_rows, most):
         yield table.slice(begin, most)
 
 
 def pack_table(table: pa.Table) -> bytes:
-    """The table as a compressed Arrow stream."""
+    """Return the table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_WRITE_OPTIONS) as writer:
         writer.write_table(table)
@@ -321,7 +329,7 @@ def pack_table(table: pa.Table) -> bytes:
 
 
 def open_table(data: pa.Buffer) -> pa.RecordBatchReader:
-    """The batches of a table that `pack_table` has packed."""
+    """Return the batches of a table that `pack_table` has packed."""
     return pa.ipc.open_stream(data, options=_READ_OPTIONS)
 
 

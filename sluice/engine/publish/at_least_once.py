@@ -43,7 +43,7 @@ class AtLeastOnce:
         default: str,
         limits: Mapping[str, TopicLimits],
     ) -> AtLeastOnce | None:
-        """The writer of a job's at-least-once outputs, or None if all outputs are written exactly once.
+        """Return the writer of a job's at-least-once outputs, or None if all outputs are written exactly once.
 
         `default` is the delivery of outputs that do not choose a delivery. Dead letters are never
         written at least once.
@@ -60,7 +60,10 @@ class AtLeastOnce:
         )
 
     def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
-        """Write a task's records for a topic in `streams`. For other topics, write nothing and return None."""
+        """Write a task's records for a topic in `streams`.
+
+        For other topics, write nothing and return None.
+        """
         if topic not in self.streams:
             return None
         sink, rejected = self.streams[topic], RejectedOutput()
@@ -76,7 +79,10 @@ class AtLeastOnce:
         return DirectOutput(counts, for_driver)
 
     def send(self, records: Iterable[tuple[str, pa.Table]]) -> tuple[dict[str, int], Records]:
-        """Write the encoded records for `topics`. Returns their number per topic, and the records for other topics."""
+        """Write the encoded records for `topics`.
+
+        Returns their number per topic, and the records for other topics.
+        """
         at_once: Records = []
         in_transaction: Records = []
         for topic, table in records:

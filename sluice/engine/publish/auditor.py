@@ -1,4 +1,7 @@
-"""The audit of a batch: the outcomes of its records. A batch whose audit does not balance is not published."""
+"""The audit of a batch: the outcomes of its records.
+
+A batch whose audit does not balance is not published.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ _PASSED_OVER = (
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:
-    """The counts whose names begin with a prefix, without the prefix."""
+    """Return the counts whose names begin with a prefix, without the prefix."""
     under: dict[str, int] = {}
     for name, number in counts.items():
         if name.startswith(prefix):

@@ -94,7 +94,9 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 
 
 def _may_contain_json_text(values: pa.StringArray) -> bool:
-    """Whether the values contain `JSON_TEXT`. This may also be true if two neighboring values contain a part each.
+    """Return whether the values contain `JSON_TEXT`.
+
+    This may also be true if two neighboring values contain a part each.
 
     The bytes of all values are searched at once, because a search of each value takes several times
     as long.
@@ -103,7 +105,7 @@ def _may_contain_json_text(values: pa.StringArray) -> bool:
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
-    """The last change of each key and window; all changes if the sink writes every change.
+    """Return the last change of each key and window; all changes if the sink writes every change.
 
     All rows without a key are kept: they have no key by which a later row could replace them.
     """
@@ -137,7 +139,7 @@ def _partitions(
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """The number that the author's function gives for each record's partition."""
+    """Return the number that the author's function gives for each record's partition."""
 
     def chosen(record: tuple[str | None, str | None]) -> int:
         key, value = record
@@ -151,7 +153,7 @@ def _partitions(
 
 
 def _windows(table: pa.Table) -> Iterator[Bounds]:
-    """The window of each row."""
+    """Return the window of each row."""
     return zip(*(table.column(name).to_pylist() for name in WINDOW), strict=True)
 
 
@@ -174,7 +176,7 @@ def _computed(
     errors: dict[int, str],
     sink: Sink,
 ) -> list[R | None]:
-    """The result of an author's function for each value that is not None.
+    """Return the result of an author's function for each value that is not None.
 
     If the function fails for a row, adds the row's error to `errors`.
     """
@@ -209,7 +211,10 @@ def _reject_errors(
     errors: Mapping[int, str],
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Reject the records that could not be encoded, and return the rest. Raise EngineError if `on_error="fail"`."""
+    """Reject the records that could not be encoded, and return the rest.
+
+    Raise EngineError if `on_error="fail"`.
+    """
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise RecordFailed(
@@ -227,7 +232,7 @@ def accepted_records(
     limits: TopicLimits,
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """The encoded records that their topic accepts.
+    """Return the encoded records that their topic accepts.
 
     Sizes are measured before compression, because Kafka compresses several records together:
     whether a record is rejected must not depend on other records. If the sink has
@@ -281,7 +286,7 @@ def _reject(
 
 
 def headers_with_window(table: pa.Table) -> pa.Array:
-    """The headers of each record, with two more headers for the bounds of the record's window."""
+    """Return the headers of each record, with two more headers for the bounds of the record's window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
 

@@ -44,7 +44,10 @@ class Writer:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id. A pipeline's generations share it, so that a newer producer fences an older one."""
+        """The transactional id.
+
+        A pipeline's generations share it, so that a newer producer fences an older one.
+        """
         return f"sluice.{self.ref.pipeline}"
 
     @property
@@ -87,7 +90,8 @@ class Marker(msgspec.Struct, frozen=True):
     batch: Batch
     outputs: dict[str, int]
     ends: dict[str, dict[str, int]] = {}
-    """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
+    """Topic → partition as text → offset after the last record of this batch and of all batches
+    before it."""
     checksums: dict[str, str] = {}
     """Topic → the checksum of the batch's records without their headers, which may contain times
     and offsets."""
@@ -109,7 +113,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
-        """The number and the checksum of the records that the batch has written to a topic."""
+        """Return the number and the checksum of the records that the batch has written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
@@ -119,7 +123,10 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
+    """Merge end offsets by topic and partition.
+
+    An offset in `later` replaces the partition's offset in `ends`.
+    """
     merged: dict[str, dict[str, int]] = {}
     for topic in {*ends, *later}:
         merged[topic] = {**ends.get(topic, {}), **later.get(topic, {})}

@@ -38,7 +38,8 @@ LEAST_REJECTED = 100
 no others: a run often reads few records, and a single wrong one must not stop the pipeline."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
-"""A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this share is rejected."""
+"""A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this
+share is rejected."""
 _MOST_REASONS = 5
 
 
@@ -49,7 +50,7 @@ class Limit:
     most: float
 
     def is_exceeded(self, count: int, read: int) -> bool:
-        """Whether `count` of `read` records are too many."""
+        """Return whether `count` of `read` records are too many."""
         if isinstance(self.most, int):
             return count > self.most
         return count >= LEAST_REJECTED and count > self.most * read
@@ -93,7 +94,7 @@ def require_few_failures(
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """A description of a batch's rejected records, with an example for each reason; empty if there are only few."""
+    """Return a description of a batch's rejected records, with an example for each reason; empty if there are only few."""
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):
@@ -118,7 +119,7 @@ def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """The most frequent reasons, each with its number of records and an example."""
+    """Return the most frequent reasons, each with its number of records and an example."""
     frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
     examples = _examples([reason for reason, _ in frequent], dead_letters)
     texts = []
@@ -153,7 +154,7 @@ def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
 
 
 def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
-    """The headers of each dead letter."""
+    """Yield the headers of each dead letter."""
     for table in dead_letters:
         for headers in table.column("headers"):
             texts: dict[str, str] = {}

@@ -45,7 +45,9 @@ class Output(Protocol):
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write a batch's records and its marker atomically. Returns the number of records per topic.
+        """Write a batch's records and its marker atomically.
+
+        Returns the number of records per topic.
 
         `state` is what the ledger will publish with the batch.
         """
@@ -64,7 +66,8 @@ class Destinations:
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
     headers_at: HeadersAt = lambda _: {}
-    """Reads from Kafka again the headers of records for which a step after an operator has failed."""
+    """Reads from Kafka again the headers of records for which a step after an operator has
+    failed."""
 
     def limits_of(self, topic: str) -> TopicLimits:
         return self.limits.get(topic, NO_LIMITS)
@@ -75,7 +78,8 @@ class BatchOutput:
     """The records of a batch for its outputs, before they are encoded."""
 
     collected: Collected
-    """The records of stateless steps, the results of operators, late records, and the dead letters of tasks."""
+    """The records of stateless steps, the results of operators, late records, and the dead letters
+    of tasks."""
     changes: SinkRecords
     """The records for the changes of stores."""
     dead_letters: Sequence[StepDeadLetter]
@@ -91,7 +95,7 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """All dead letters that `write` must get: those of tasks, and those of steps after operators and stores."""
+        """Return all dead letters that `write` must get: those of tasks, and those of steps after operators and stores."""
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -131,7 +135,7 @@ class OutputWriter:
         output: BatchOutput,
         rejected: RejectedOutput,
     ) -> tuple[Records, list[tuple[Sink, pa.Table]]]:
-        """The encoded results of the batch for topics, and its results for tables, not encoded."""
+        """Return the encoded results of the batch for topics, and its results for tables, not encoded."""
         records: Records = []
         of_tables: list[tuple[Sink, pa.Table]] = []
         for sink, table in self._results(output):
@@ -143,7 +147,7 @@ class OutputWriter:
         return records, of_tables
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
-        """All results of the batch for sinks, not encoded yet."""
+        """Yield all results of the batch for sinks, not encoded yet."""
         for sink in self.job.stream_sinks:
             for table in _stream_tables(sink, output.collected.records(sink.topic)):
                 yield sink, table
@@ -156,7 +160,7 @@ class OutputWriter:
         return accepted_records(sink, records, limits, rejected)
 
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
-        """The late records of groups.
+        """Return the late records of groups.
 
         They are written as they were read, so they are not encoded.
         """
@@ -173,7 +177,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
-        """The dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
+        """Return the dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         records: Records = []
@@ -187,7 +191,10 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table. Includes outputs without rows in this batch."""
+        """Destination → output → the rows for the output's table.
+
+        Includes outputs without rows in this batch.
+        """
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
             rows[destination] = {}
@@ -202,7 +209,7 @@ class OutputWriter:
 
 
 def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
-    """The records of a batch for an output of stateless steps, from the tables of all tasks.
+    """Return the records of a batch for an output of stateless steps, from the tables of all tasks.
 
     Returns one table, sorted by position, if the job has operators, because the records of such a
     job have positions. Also returns one table if only the latest record of each key is written.
@@ -217,7 +224,7 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
 
 
 def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa.Table]]:
-    """The sorted output records of operators, per sink."""
+    """Yield the sorted output records of operators, per sink."""
     for sink in job.operator_sinks:
         pages = [*collected.changes([sink.number])]
         if pages:

@@ -133,7 +133,8 @@ class Publisher:
     partitions: Mapping[str, int]
     """Topic → its number of partitions, as assumed by tasks."""
     destinations: Destinations | None
-    """None for a rebuild, which writes no output, because an earlier generation has already written it."""
+    """None for a rebuild, which writes no output, because an earlier generation has already written
+    it."""
     auditor: Auditor | None = None
     newest: Snapshot | None = None
     """The newest published snapshot; None before the first."""
@@ -148,9 +149,11 @@ class Publisher:
     error: SluiceError | None = None
     """The last batch's error. Spark's own exception contains it only as traceback text."""
     _may_be_degraded: bool = True
-    """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
+    """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many
+    rejected records."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
-    """When the last batch was published, or this driver became ready for its first batch, epoch ms."""
+    """When the last batch was published, or this driver became ready for its first batch, epoch
+    ms."""
     _planned: PlannedBatch | None = None
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
@@ -162,7 +165,9 @@ class Publisher:
     def begin(
         self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True
     ) -> Mapping[str, int]:
-        """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times at its start.
+        """Prepare to publish a batch that begins at the offsets `before`.
+
+        Returns the stream times at its start.
 
         If the batch reads no records, stream time may go on by the batch's clock (see `IdleTime`).
 
@@ -178,7 +183,9 @@ class Publisher:
         return self._times
 
     def __call__(self, written: DataFrame, batch: int) -> None:
-        """Publish a batch. Spark calls this with the side outputs of the tasks that write the shards.
+        """Publish a batch.
+
+        Spark calls this with the side outputs of the tasks that write the shards.
 
         Spark runs these tasks only when `publish` writes the shards.
         """
@@ -287,7 +294,7 @@ class Publisher:
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
-        """The dead letters of records that could not be read or processed.
+        """Return the dead letters of records that could not be read or processed.
 
         Raises RecordsRejected if there are too many of them.
         """
@@ -320,7 +327,10 @@ class Publisher:
         dead_letters: list[pa.Table],
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write the output. Returns the number of records per topic, including records that tasks have written."""
+        """Write the output.
+
+        Returns the number of records per topic, including records that tasks have written.
+        """
         written: dict[str, int] = {}
         if self._writer is not None:
             # A driver that was paused while the shards were
@@ -354,7 +364,10 @@ class Publisher:
         audit: Audit | None,
         phases: Phases,
     ) -> Snapshot:
-        """Publish the batch's snapshot in the ledger, in one transaction. From then on, readers see the batch."""
+        """Publish the batch's snapshot in the ledger, in one transaction.
+
+        From then on, readers see the batch.
+        """
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
         snapshot = self._snapshot(result.stream_times, counts)
         if audit is not None:
@@ -392,7 +405,7 @@ class Publisher:
         self._may_be_degraded = bool(detail)
 
     def _metadata(self, result: BatchResult) -> Batch:
-        """The batch's metadata for the ledger and the marker."""
+        """Return the batch's metadata for the ledger and the marker."""
         return Batch(
             number=self._plan.number,
             begun=self._plan.begun,
@@ -425,7 +438,10 @@ class Publisher:
         )
 
     def _due(self, times: Mapping[str, int]) -> int | None:
-        """Return when a batch without records next has something to do. `times` are the stream times before it."""
+        """Return when a batch without records next has something to do.
+
+        `times` are the stream times before it.
+        """
         return IdleTime(self._job, times, self.partitions).next_batch
 
     @property

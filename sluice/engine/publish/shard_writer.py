@@ -1,4 +1,7 @@
-"""Writes changed state rows to the workers' shards. Each worker's task writes that worker's shard."""
+"""Writes changed state rows to the workers' shards.
+
+Each worker's task writes that worker's shard.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ class RowsOnSpark:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows. Takes the worker's rows, with the columns of `SCHEMA`.
+    """Writes one worker's changed state rows.
+
+    Takes the worker's rows, with the columns of `SCHEMA`.
 
     Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent
     to this worker, the number of state rows written, and the rows that the driver turns into output
@@ -79,7 +84,8 @@ class ShardWriter:
     totals: Totals
     """Adds up two state rows of a group: the shard's row and the batch's row."""
     token: str = field(default="", repr=False)
-    """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
+    """Token for state servers, passed along because executors on other hosts lack the driver's
+    environment."""
 
     @classmethod
     def of(cls, storage: Storage, epoch: int, totals: Totals) -> ShardWriter:
@@ -128,7 +134,7 @@ class ShardWriter:
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
-        """One sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
+        """Return one sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
@@ -202,7 +208,7 @@ class ShardWriter:
         return self.totals.combine(group, first, second)
 
     def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
-        """The rows of the groups `wanted`, for the driver, with the time of each row's output record."""
+        """Return the rows of the groups `wanted`, for the driver, with the time of each row's output record."""
         rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
         columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
         groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))
@@ -218,7 +224,10 @@ class ShardWriter:
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """The rows for which the mask is true. If it is true for all rows, as in most batches, nothing is copied."""
+    """Return the rows for which the mask is true.
+
+    If it is true for all rows, as in most batches, nothing is copied.
+    """
     return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 

@@ -85,12 +85,16 @@ _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 2_000
-"""How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
+"""How many records the driver lists, queues and frees at once: so few that they stay in the
+processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
 
 class TransactionalOutput:
-    """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
+    """Writes each batch's records exactly once.
+
+    Used as a context manager; entering it fences any older writer.
+    """
 
     def __init__(
         self,
@@ -148,7 +152,7 @@ class TransactionalOutput:
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
-        """Whether the marker of the ledger's newest batch is gone.
+        """Return whether the marker of the ledger's newest batch is gone.
 
         If it is gone, the marker of a later batch, which was not published, may be gone, too.
         """
@@ -386,7 +390,9 @@ def send_at_least_once(
     records: Iterable[tuple[str, pa.Table]],
     limits: Mapping[str, TopicLimits],
 ) -> dict[str, int]:
-    """Write records without a transaction, and return their number per topic. A retried task writes them again.
+    """Write records without a transaction, and return their number per topic.
+
+    A retried task writes them again.
 
     Tasks call this concurrently, so that the records do not pass through the driver.
     """
@@ -439,13 +445,16 @@ def _note_failure(
 
 
 def checksum(table: pa.Table) -> int:
-    """The sum of the records' digests, which does not depend on the order of the records."""
+    """Return the sum of the records' digests, which does not depend on the order of the records."""
     return sum(chunk.checksum for chunk in _chunks(table))
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some records for a topic. They are listed once, because every output record of the driver goes through here."""
+    """Some records for a topic.
+
+    They are listed once, because every output record of the driver goes through here.
+    """
 
     records: pa.RecordBatch
     keys: list[bytes | None]
@@ -472,7 +481,10 @@ class _Chunk:
         return sum(map(xxh3_64_intdigest, _without_nulls(self.values), of_keys))
 
     def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
-        """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
+        """Return the arguments of `produce` for each record, in order.
+
+        `partitions` is the topic's number of partitions.
+        """
         columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
         # The client chooses the partition by the key if the partition is -1, and sets the current
         # time if the timestamp is 0.
@@ -512,7 +524,7 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
 
 
 def _without_nulls(values: list[bytes | None]) -> list[bytes]:
-    """The values, with empty bytes in place of nulls."""
+    """Return the values, with empty bytes in place of nulls."""
     return [value or b"" for value in values]
 
 
@@ -551,7 +563,10 @@ def _produce(
 
 
 def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -> None:
-    """Call `produce` with these arguments. If the client's queue is full, wait until it has sent some records."""
+    """Call `produce` with these arguments.
+
+    If the client's queue is full, wait until it has sent some records.
+    """
     slow_at = time.monotonic() + _SLOW_S
     while True:
         try:
@@ -565,7 +580,7 @@ def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -
 
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:
-    """The headers of each record as pairs; None for a record without headers.
+    """Yield the headers of each record as pairs; None for a record without headers.
 
     Records that follow each other often have the same headers, such as the bounds of a window. They
     share one list.
@@ -585,7 +600,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 
 
 def _first_with_headers(records: pa.ListArray) -> Indices:
-    """The first record, and the records that have other headers than the record before them.
+    """Return the first record, and the records that have other headers than the record before them.
 
     Returns all records if their numbers of headers differ, or if they have no headers.
     """

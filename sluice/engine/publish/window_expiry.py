@@ -16,7 +16,10 @@ from sluice.plan import Job
 
 @dataclass(frozen=True)
 class ExpiringWindows:
-    """The windows of a group or an operator. The stream time of `operator` in `topics` expires the windows."""
+    """The windows of a group or an operator.
+
+    The stream time of `operator` in `topics` expires the windows.
+    """
 
     group_id: int
     operator: str
@@ -25,7 +28,10 @@ class ExpiringWindows:
 
 
 def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int) -> None:
-    """Remove the windows whose retention ends in a batch. `times` are the stream times after the batch."""
+    """Remove the windows whose retention ends in a batch.
+
+    `times` are the stream times after the batch.
+    """
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)
@@ -41,7 +47,7 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
 
 
 def expiring_windows(job: Job) -> Iterator[ExpiringWindows]:
-    """The windows of a job that have a retention."""
+    """Yield the windows of a job that have a retention."""
     for group in job.groups:
         if group.retention_ms is not None:
             yield ExpiringWindows(group.number, group.name, group.topics, group.retention_ms)

@@ -46,15 +46,18 @@ _PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes the time of about
 250 texts for itself."""
 _MOST_MISSES = 3
-"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no more are tried."""
+"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
+more are tried."""
 _SAMPLE_EVERY = 100
 """Every so many texts, one is looked at for fields that the contract lacks."""
 _MOST_PARTS = 500
-"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have it."""
+"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have
+it."""
 _LAST_ASCII = 127
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
-"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid in every zone."""
+"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid
+in every zone."""
 _SECONDS_OF_DAY = 86_400
 _DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
 """Arrow also takes times without seconds or without a time of day, which a contract refuses."""
@@ -66,7 +69,8 @@ class Run(NamedTuple):
     begin: int
     end: int
     values: pa.RecordBatch | None
-    """The texts' values: a column for each field of the contract. None if the texts have to be decoded one by one."""
+    """The texts' values: a column for each field of the contract. None if the texts have to be
+    decoded one by one."""
 
 
 class _UnsureError(Exception):
@@ -96,7 +100,10 @@ class JsonColumns:
 
     @classmethod
     def of(cls, source: Source) -> JsonColumns | None:
-        """The reader of a source's values; None if its contract cannot be read in this way."""
+        """Return the reader of a source's values.
+
+        Return None if its contract cannot be read in this way.
+        """
         if source.contract is None or source.decode is not None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
@@ -137,7 +144,10 @@ class JsonColumns:
         return values
 
     def _read(self, texts: pa.Array) -> pa.RecordBatch:
-        """The values of texts. Raises _UnsureError or one of Arrow's errors if any of them may be invalid."""
+        """Return the values of texts.
+
+        Raises _UnsureError or one of Arrow's errors if any of them may be invalid.
+        """
         # Each text begins and ends like an object. If all of them together are as many objects,
         # each is one object: no object can go on in the next text, because no comma is between
         # them.
@@ -156,7 +166,7 @@ class JsonColumns:
         return pa.RecordBatch.from_pydict(columns)
 
     def _parsed(self, texts: pa.Array, lines: pa.Buffer) -> pa.Table:
-        """The fields of texts, in Arrow's types. No field occurs twice.
+        """Return the fields of texts, in Arrow's types. No field occurs twice.
 
         Arrow refuses duplicates only within fields that it reads, so it reads the fields that the
         contract lacks, too.
@@ -171,7 +181,7 @@ class JsonColumns:
         return _parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
-        """The fields of the contract, and those that some of the texts have besides."""
+        """Return the fields of the contract, and those that some of the texts have besides."""
         # Arrow would crash if the unknown fields were nested very deep.
         for text in sample.to_pylist():
             _require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
@@ -212,7 +222,7 @@ class JsonColumns:
             _require(re.search(b'"%b"\\s*:\\s*"' % re.escape(name.encode()), lines) is None)
 
     def _column(self, kind: inspect.Type, values: pa.Array) -> pa.Array:
-        """The column of a field's values in Arrow's type."""
+        """Return the column of a field's values in Arrow's type."""
         match kind:
             case inspect.DateType():
                 days = values.cast(pa.date32())
@@ -229,7 +239,7 @@ class JsonColumns:
                 return values
 
     def _times(self, texts: pa.Array) -> pa.Array:
-        """The times of texts. Either none of them has a zone, or each has the zone Z."""
+        """Return the times of texts. Either none of them has a zone, or each has the zone Z."""
         zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
         _require(bool(zone) or self.is_utc)
         _require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
@@ -299,7 +309,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array]) -> int:
-    """The number of names and strings in the JSON of fields that are not null.
+    """Return the number of names and strings in the JSON of fields that are not null.
 
     Raises _UnsureError if one of the values may be invalid.
     """
@@ -315,7 +325,10 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
 
 
 def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
-    """The number of strings in the JSON of values, none of which is null. Raises _UnsureError as `_count_strings`."""
+    """Return the number of strings in the JSON of values, none of which is null.
+
+    Raises _UnsureError as `_count_strings`.
+    """
     match kind:
         case inspect.ListType() | inspect.VarTupleType():
             items = values.flatten()

@@ -20,7 +20,10 @@ _TASKS_PER_CORE = 4
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """The topics of a cluster. Each task reads one or more partitions, one after the other, in offset order."""
+    """The topics of a cluster.
+
+    Each task reads one or more partitions, one after the other, in offset order.
+    """
 
     spark: SparkSession
     kafka: Mapping[str, str] = field(repr=False)
@@ -33,7 +36,7 @@ class KafkaInput:
     def read(
         self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
     ) -> DataFrame:
-        """The rows that a task makes of the committed records of the batch."""
+        """Return the rows that a task makes of the committed records of the batch."""
         # A topic may have thousands of partitions, and each task has a cost, even one without
         # records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)
@@ -42,7 +45,7 @@ class KafkaInput:
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:
-        """The stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
+        """Return the stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
 
         The number tells a task which ranges of the batch's plan it reads, so executors need no file
         of the driver.

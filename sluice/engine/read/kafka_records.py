@@ -41,7 +41,9 @@ time for each record batch."""
 
 @dataclass(frozen=True)
 class KafkaRecords:
-    """Reads the batch's records of some topics. Takes a task's number, and yields record batches of `RECORDS`.
+    """Reads the batch's records of some topics.
+
+    Takes a task's number, and yields record batches of `RECORDS`.
 
     Each record batch has records of one partition, in the order of their offsets.
     """
@@ -60,7 +62,7 @@ class KafkaRecords:
 
 
 def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """The committed records of ranges, one range after the other, in record batches of `RECORDS`.
+    """Yield the committed records of ranges, one range after the other, in record batches of `RECORDS`.
 
     Raises the errors of `RangeReader.read`.
     """

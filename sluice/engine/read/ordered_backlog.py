@@ -27,9 +27,11 @@ from sluice.values.record_places import Partition
 Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.9
-"""The search with the index ends when a batch has at least this share of the number at which the search aims."""
+"""The search with the index ends when a batch has at least this share of the number at which the
+search aims."""
 _MOST_AIM = 0.85
-"""The search first aims at batches of equal size with at most this share of the maximum number of records."""
+"""The search first aims at batches of equal size with at most this share of the maximum number of
+records."""
 _READ_AT_ONCE = 20_000
 
 
@@ -47,10 +49,13 @@ class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
+        """Partition → the first offset with a timestamp of at least `time`.
+
+        Omits partitions without such an offset.
+        """
 
     def latest(self) -> int:
-        """An upper bound of the records' timestamps."""
+        """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
         """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
@@ -79,7 +84,7 @@ class Backlog:
         return sum(self.ends[partition] - self.position[partition] for partition in self.partitions)
 
     def batches(self, most_records: Callable[[], int]) -> Iterator[Offsets]:
-        """The end offsets of the batches that together read the whole backlog.
+        """Yield the end offsets of the batches that together read the whole backlog.
 
         A batch has at most as many records as `most_records` says when its end is searched.
         """
@@ -100,7 +105,7 @@ class Backlog:
             yield self.position
 
     def _first(self) -> int:
-        """The smallest sequence of the backlog."""
+        """Return the smallest sequence of the backlog."""
         starts: dict[Partition, int] = {}
         for partition in self.partitions:
             if self.position[partition] < self.ends[partition]:
@@ -113,11 +118,13 @@ class Backlog:
         return min(firsts, default=BEFORE_ALL)
 
     def _lowest_sequence(self, partition: Partition) -> int:
-        """A lower bound of the sequences of a partition's records from its position on."""
+        """Return a lower bound of the sequences of a partition's records from its position on."""
         return max(self.largest_timestamps.get(partition, BEFORE_ALL), self._since)
 
     def _by_index(self, most: int, aim: float) -> dict[Partition, int] | None:
-        """The end offsets of a batch of about `aim` records, found with Kafka's index; None if the index does not help.
+        """Return the end offsets of a batch of about `aim` records, found with Kafka's index.
+
+        Return None if the index does not help.
 
         This is a binary search for the time at which the batch ends: by the index, a batch that
         ends at time `low` has too few records, and a batch that ends at time `high` has too many.
@@ -141,7 +148,7 @@ class Backlog:
         return self._exact_ends(low, best, most - low_count) if low_count else None
 
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
-        """The index's offsets, limited to the backlog.
+        """Return the index's offsets, limited to the backlog.
 
         If a partition has had a timestamp of at least `time` before its position, the batch takes
         no records from it: their sequences are at least `time`, too.
@@ -156,7 +163,7 @@ class Backlog:
         return limited
 
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
-        """The offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
+        """Return the offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
 
         Returns None if the search adds more than `spare` records to the batch.
         """
@@ -188,7 +195,7 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Partition, int]:
-        """The end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
+        """Return the end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
 
         If more than `most` records have the smallest sequence, the batch ends among them.
         """
@@ -252,7 +259,7 @@ class _PartitionRead:
         self.complete = stretch.complete
 
     def end_after(self, count: int) -> int:
-        """The end offset of a batch that takes the first `count` records."""
+        """Return the end offset of a batch that takes the first `count` records."""
         if count < len(self.offsets):
             return int(self.offsets[count])
         return self.end if self.complete else self.next

@@ -20,7 +20,7 @@ def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
-    """The sources, with the streams' first offsets moved to the point at which a replay begins.
+    """Return the sources, with the streams' first offsets moved to the point at which a replay begins.
 
     A table's state needs all of the table's records, so the first offsets of tables stay. Raises
     EngineError if the point has an offset of a partition that the streams do not have.
@@ -40,7 +40,7 @@ def offsets_at(
     topics: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> dict[Partition, int]:
-    """The offsets at a point other than the beginning.
+    """Return the offsets at a point other than the beginning.
 
     Raises EngineError if the point has an offset of a partition that is not in `topics`.
     """
@@ -62,7 +62,7 @@ def offsets_at(
 
 
 def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
-    """The first offsets of all partitions (0), or their end offsets (1)."""
+    """Return the first offsets of all partitions (0), or their end offsets (1)."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
         for number, first_and_end in enumerate(topic.ends):
@@ -74,7 +74,7 @@ def sources_from_topics(
     recorded: Iterable[SourcePartition],
     now: Mapping[str, Topic],
 ) -> Iterator[SourcePartition]:
-    """The topics' current partitions, each with the offset at which to begin.
+    """Yield the topics' current partitions, each with the offset at which to begin.
 
     A partition begins at its recorded first offset. If no offset is recorded, or if the topic no
     longer has the record at this offset, the partition begins at the first record that it still
@@ -125,7 +125,7 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """The positions of existing partitions, limited to each partition's range (first offset, end)."""
+    """Return the positions of existing partitions, limited to each partition's range (first offset, end)."""
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

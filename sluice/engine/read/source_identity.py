@@ -44,7 +44,10 @@ class InputError(EngineError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic's current state. `ends` holds, per partition, the first offset and the offset after the last record."""
+    """A topic's current state.
+
+    `ends` holds, per partition, the first offset and the offset after the last record.
+    """
 
     name: str
     id: str
@@ -155,7 +158,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """The newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
+        """Return the newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
         if self.audits is None:
             return None
         for audit in reversed(self.audits.all(self.ref)):
@@ -254,7 +257,7 @@ class SourceIdentity:
 
 
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
-    """The topics' current ids and offsets. Omits topics that do not exist."""
+    """Return the topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:

@@ -27,7 +27,8 @@ from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
 ARROW_TYPES = (Decimal, datetime, date, bytes)
 """The Python types whose values Arrow takes unchanged."""
 Values: TypeAlias = Sequence[Any] | pa.RecordBatch
-"""Decoded values: an object for each value, or a column for each field, without nulls (see `JsonColumns`)."""
+"""Decoded values: an object for each value, or a column for each field, without nulls (see
+`JsonColumns`)."""
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 
 
@@ -59,7 +60,7 @@ class ValueColumns:
         )
 
     def column(self, values: Values, name: str) -> pa.Array:
-        """A field of the values as an Arrow column.
+        """Return a field of the values as an Arrow column.
 
         Raises ValueError, with the field, if a value does not fit the column's type. A time without
         a zone is in the pipeline's zone. If this time occurs twice, because clocks were turned
@@ -154,7 +155,10 @@ class ValueColumns:
         return times
 
     def _numbers_in_ms(self, numbers: pa.Array) -> pa.Array:
-        """Numbers in the declared unit as ms, rounded down. A number that is too large remains too large."""
+        """Numbers in the declared unit as ms, rounded down.
+
+        A number that is too large remains too large.
+        """
         match self.source.time_unit:
             case Unit.SECONDS:
                 # Without limits, the product of a number that is too large
@@ -189,7 +193,7 @@ def _milliseconds(times: pa.Array) -> pa.Array:
 
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:
-    """The value with `zone` added to every time without a zone, including nested times."""
+    """Return the value with `zone` added to every time without a zone, including nested times."""
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=zone)
     if isinstance(value, list):
@@ -200,7 +204,7 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """The value with decimals in as few digits as possible, because Arrow also counts zeros at the end."""
+    """Return the value with decimals in as few digits as possible, because Arrow also counts zeros at the end."""
     if isinstance(value, Decimal):
         return value.normalize(_EXACT)
     if isinstance(value, list):
@@ -211,7 +215,9 @@ def _without_zeros(value: Any) -> Any:
 
 
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
-    """The indices of the wrong values among `count` values. `fits(begin, end)` says whether a range has none.
+    """Yield the indices of the wrong values among `count` values.
+
+    `fits(begin, end)` says whether a range has none.
 
     A range with a wrong value is halved, because few values are wrong, and checking a range costs
     little more than checking a single value.

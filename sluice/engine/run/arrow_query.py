@@ -44,7 +44,8 @@ class ArrowQuery:
     read_tables: Chain
     """The tasks that turn the records of global tables into row batches for the shards."""
     write: Chain | None
-    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks write the shards."""
+    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks
+    write the shards."""
     types: StateTypes
 
     @classmethod
@@ -57,7 +58,7 @@ class ArrowQuery:
         *,
         interleaved: bool,
     ) -> Self:
-        """The query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
+        """Return the query of a job. Raises NeedsSparkError if Spark must compute a part of it."""
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
         side_outputs = storage.side_outputs
@@ -103,7 +104,10 @@ class ArrowQuery:
         )
 
     def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> pa.Table:
-        """Run all tasks in this process, and so write the shards. Returns the side outputs, as `StateRows.write`."""
+        """Run all tasks in this process, and so write the shards.
+
+        Returns the side outputs, as `StateRows.write`.
+        """
         row_batches = [*self.read(iter(streams))]
         for stage in self.stages:
             row_batches = self._on_workers(stage, row_batches)
@@ -116,7 +120,7 @@ class ArrowQuery:
     def _on_workers(
         self, task: Chain, row_batches: Iterable[pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
-        """What a task yields for the row batches of each worker."""
+        """Return what a task yields for the row batches of each worker."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []
         for worker in range(self.workers):
@@ -126,7 +130,7 @@ class ArrowQuery:
 
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
-    """The task that turns the records of global tables into row batches for the shards."""
+    """Return the task that turns the records of global tables into row batches for the shards."""
     reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
     return Chain(
         (

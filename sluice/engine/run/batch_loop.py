@@ -103,14 +103,20 @@ class BatchLoop:
         self._backlog = None
 
     def _when_read(self, times: Mapping[str, int]) -> None:
-        """Begin to read the next batch, because the current batch is read. `times` are the stream times after this."""
+        """Begin to read the next batch, because the current batch is read.
+
+        `times` are the stream times after this.
+        """
         if self._backlog is not None and self.publisher.can_read_ahead:
             self._backlog.begin_next(times)
 
     def _read_ahead(
         self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]
     ) -> BatchQuery | None:
-        """Start the query of a batch while the previous batch is written. None if the batch has no records to read."""
+        """Start the query of a batch while the previous batch is written.
+
+        None if the batch has no records to read.
+        """
         if offsets_between(previous.ends, plan.ends) <= 0:
             return None
         return self._query(self._start(plan, previous.ends, times))
@@ -190,7 +196,9 @@ class BatchLoop:
             self.publisher.partitions = partitions
 
     def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
-        """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
+        """Plan a batch in the ledger, run it and publish it.
+
+        `ahead` is its query, if it has been started already.
 
         Raises LeaseError, before anything of the batch is written, if this driver has lost its
         lease, and WentBack if the ledger has lost the batch before.
@@ -229,7 +237,7 @@ class BatchLoop:
         begin: Offsets,
         topic_ends: Offsets,
     ) -> Iterator[Offsets]:
-        """The end offsets of the batches that read everything from `begin` to the ends of the topics.
+        """Yield the end offsets of the batches that read everything from `begin` to the ends of the topics.
 
         There are four cases:
 
@@ -275,14 +283,17 @@ class BatchLoop:
                     yield {**ends, **of_streams}
 
     def _timestamps_read(self, streams: Iterable[Partition]) -> dict[Partition, int]:
-        """The largest Kafka timestamp that was read from each partition of the streams."""
+        """Return the largest Kafka timestamp that was read from each partition of the streams."""
         times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
         names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
         return {part: times[name] for part, name in names.items() if name in times}
 
 
 def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
-    """The offsets at which the batch after a snapshot begins, for all partitions. `firsts` are those of the first."""
+    """Return the offsets at which the batch after a snapshot begins, for all partitions.
+
+    `firsts` are those of the first.
+    """
     ends = {} if snapshot is None else snapshot.positions
     # A partition that is new since the last batch begins at its first offset.
     return {topic: {**first, **ends.get(topic, {})} for topic, first in firsts.items()}
@@ -309,13 +320,19 @@ def _expect_size(
 
 
 def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
-    """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
+    """Return whether results depend on the order of records across partitions.
+
+    `partitions`: topic → number of partitions.
+    """
     partition_count = sum(partitions.get(source.topic, 0) for source in job.streams)
     return job.has_operators and partition_count > 1
 
 
 def _rows_per_record(job: Job) -> int:
-    """The most rows that a record has for operators. Tasks add up the records of combinable aggregates at once."""
+    """Return the most rows that a record has for operators.
+
+    Tasks add up the records of combinable aggregates at once.
+    """
     edges = [edge for operator in job.operators for edge in operator.edges_from_records]
     counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
     return max(counts, default=0)
@@ -331,7 +348,7 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 
 
 def _ranges(begins: Positions, ends: Positions) -> list[Range]:
-    """The records between two positions, sorted by topic and partition, so that each partition has its task."""
+    """Return the records between two positions, sorted by topic and partition, so that each partition has its task."""
     ranges: list[Range] = []
     for (topic, partition), end in sorted(_offsets(ends).items()):
         begin = begins[topic][str(partition)]
@@ -341,7 +358,9 @@ def _ranges(begins: Positions, ends: Positions) -> list[Range]:
 
 
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
-    """The end offsets of a step's batch, for all partitions. A partition that the step does not read keeps its offset.
+    """Return the end offsets of a step's batch, for all partitions.
+
+    A partition that the step does not read keeps its offset.
 
     No offset goes back: an interrupted replay may have run a part of the step already.
     """
@@ -361,7 +380,7 @@ def divide_records(
     target: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """The batches of about `most` records in which a rebuild reads from `begin` to `target`.
+    """Return the batches of about `most` records in which a rebuild reads from `begin` to `target`.
 
     A rebuild uses them if it does not know the batches in which the records were read before.
     """
@@ -381,7 +400,7 @@ def divide_records(
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
-    """The partitions of streams, in the order in which operators process records with the same time."""
+    """Return the partitions of streams, in the order in which operators process records with the same time."""
     numbers = {source.topic: source.number for source in job.streams}
     of_streams = (part for part in partitions if part[0] in numbers)
     return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))

@@ -15,7 +15,8 @@ from sluice.engine.batch.read_times import ReadTimes
 from sluice.engine.run.streaming_query import JobQuery, Sink
 
 WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
-"""Called when the turn of a batch has come and its records are read. Takes the stream times after reading."""
+"""Called when the turn of a batch has come and its records are read. Takes the stream times after
+reading."""
 
 
 class BatchQuery:
@@ -41,11 +42,14 @@ class BatchQuery:
         self._query = query.start_batch(start.number, self._turn, f"file://{self._checkpoint.name}")
 
     def has_read(self, start: BatchStart) -> bool:
-        """Whether the tasks that read the records have begun with what they must know by this start."""
+        """Return whether the tasks that read the records have begun with what they must know by this start."""
         return self._start.is_read_like(start)
 
     def finish(self, start: BatchStart) -> None:
-        """Write and publish the batch, and wait until the query has ended. Raises the query's error, if any."""
+        """Write and publish the batch, and wait until the query has ended.
+
+        Raises the query's error, if any.
+        """
         self._turn.start.set_result(start)
         self._query.awaitTermination()
 
@@ -60,7 +64,9 @@ class BatchQuery:
 
 @dataclass
 class _Turn:
-    """The function that Spark calls with a batch whose records are read. It waits for the batch's turn.
+    """The function that Spark calls with a batch whose records are read.
+
+    It waits for the batch's turn.
 
     It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery`
     keeps the query. Neither Python nor the JVM can free a cycle that goes through both.

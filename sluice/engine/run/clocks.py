@@ -28,7 +28,8 @@ SAME_CLOCK_MS = 1_000
 """Clocks that differ by less count as equal, because each measurement takes some time."""
 _COMPARED_S = 60.0
 Ahead = Callable[[], int | None]
-"""Returns how far this machine's clock is ahead of another clock, in ms; None if that is unknown."""
+"""Returns how far this machine's clock is ahead of another clock, in ms; None if that is
+unknown."""
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Clocks:
     others: Mapping[str, Ahead]
     """The owner of each other clock, such as "the broker" → the comparison with it."""
     on_difference: Callable[[str], None] = lambda _: None
-    """Called after each comparison, with a description of the differences; empty if there are none."""
+    """Called after each comparison, with a description of the differences; empty if there are
+    none."""
     _ahead: list[int] = field(default_factory=list, init=False)
     """How far this machine's clock is ahead of each other clock that is known, in ms."""
     _compared_at: float | None = field(default=None, init=False)
@@ -90,7 +92,10 @@ def _milliseconds() -> int:
 
 
 def clocks_of_run(kafka: Mapping[str, str], markers: str, ledger: Ledger, pipeline: str) -> Clocks:
-    """Return the clocks of a run. Differences are logged, and recorded as a failure of the driver's host."""
+    """Return the clocks of a run.
+
+    Differences are logged, and recorded as a failure of the driver's host.
+    """
 
     def ahead_of_database() -> int | None:
         try:

@@ -98,7 +98,9 @@ class StoreChanges:
         now: GenerationInfo,
         processors: Mapping[str, str],
     ) -> Self:
-        """Compare a pipeline with the pipeline that computed its state. `processors`: store → its processor's name now.
+        """Compare a pipeline with the pipeline that computed its state.
+
+        `processors`: store → its processor's name now.
 
         Raises CompatibilityError if the number of workers or the topics have changed, which
         concerns all stores.
@@ -137,14 +139,17 @@ class StoreChanges:
 
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
-    """Whether two stores have the same meaning. Group and column may differ: rows are copied to the new group."""
+    """Return whether two stores have the same meaning.
+
+    Group and column may differ: rows are copied to the new group.
+    """
     old_elsewhere = replace(old, group_id=0, store_column=0)
     new_elsewhere = replace(new, group_id=0, store_column=0)
     return not _store_change(old_elsewhere, new_elsewhere)
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """The stores and steps that a changed pipeline adds, if a later generation computes them now.
+    """Return the stores and steps that a changed pipeline adds, if a later generation computes them now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -162,12 +167,12 @@ def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) 
 
 
 def number_of(definition: str) -> int:
-    """The number of the operator with this definition."""
+    """Return the number of the operator with this definition."""
     return int(definition.split(" ")[1])
 
 
 def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
-    """The functions whose code has changed since the state was computed.
+    """Return the functions whose code has changed since the state was computed.
 
     The state stays valid. Only the author knows whether the new code gives other results, and can
     rebuild the state.
@@ -177,17 +182,17 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
 
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
-    """Whether the pipeline `now` can continue with the state of `before`."""
+    """Return whether the pipeline `now` can continue with the state of `before`."""
     return not incompatible_changes(before, now)
 
 
 def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
-    """Whether both generations compute the same state from the same records."""
+    """Return whether both generations compute the same state from the same records."""
     return is_compatible(before, now) and not changed_functions(before, now)
 
 
 def changed_functions_warning(pipeline: str, functions: list[str]) -> str:
-    """The warning that the code of functions has changed."""
+    """Return the warning that the code of functions has changed."""
     return (
         f"The code of {', '.join(functions)} has changed. The state computed by the old code is "
         f"kept; to rebuild it with the new code: sluice rebuild {pipeline}."
@@ -212,7 +217,7 @@ def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
 
 
 def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
-    """The changes that concern all stores."""
+    """Yield the changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
     # The topics that a pattern matches are not compared, because each run may find further ones.
@@ -224,7 +229,10 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
 
 
 def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tuple[str, str]]:
-    """The names, before and now, of the operators with the same definition. Generated names may have changed."""
+    """Yield the names, before and now, of the operators with the same definition.
+
+    Generated names may have changed.
+    """
     named: dict[str, list[str]] = defaultdict(list)
     for name, definition in sorted(before.operators.items(), key=lambda each: number_of(each[1])):
         named[_without_number(definition)].append(name)
@@ -243,7 +251,10 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
-    """The stores and operators that are steps of the pipeline. Omits the stores of processors, which are not steps."""
+    """Yield the stores and operators that are steps of the pipeline.
+
+    Omits the stores of processors, which are not steps.
+    """
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
 
@@ -270,7 +281,10 @@ def _gained_or_lost_stores(
     old: Mapping[str, StoreInfo],
     new: Mapping[str, StoreInfo],
 ) -> Iterator[str]:
-    """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
+    """Yield the stores that a processor has gained or lost.
+
+    This is compatible, because a new store starts empty.
+    """
     for stores, others in ((old, new), (new, old)):
         for name, store in stores.items():
             if name not in others and is_of_processor(store.group_id):

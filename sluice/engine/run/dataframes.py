@@ -39,7 +39,7 @@ class Input(Protocol):
     def read(
         self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
     ) -> DataFrame:
-        """The rows that a task makes of the records of topics.
+        """Return the rows that a task makes of the records of topics.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the
         columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
@@ -65,7 +65,7 @@ class Frames:
     """The types of the job's stores and of their inputs; set by `written`."""
 
     def written(self) -> DataFrame:
-        """The side outputs of the tasks that write the shards, in the form of row batches.
+        """Return the side outputs of the tasks that write the shards, in the form of row batches.
 
         Raises TopologyError for an expression that Spark cannot resolve.
         """
@@ -127,11 +127,11 @@ class Frames:
             raise unresolved_error(self.job, error) from None
 
     def _read(self, task: BatchTask, columns: StructType | str) -> DataFrame:
-        """The rows that a task makes of the streams' records."""
+        """Return the rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
-        """The rows for stores, groups and sinks, as row batches.
+        """Return the rows for stores, groups and sinks, as row batches.
 
         If Arrow can compute the stateless steps, the task that decodes the records also computes
         the steps, and Spark only checks the expressions. If not, records go from the decoding task
@@ -162,7 +162,10 @@ class Frames:
         return row_batches
 
     def _tables(self) -> DataFrame | None:
-        """The changes of global tables, as row batches. Every batch reads all available changes."""
+        """Return the changes of global tables, as row batches.
+
+        Every batch reads all available changes.
+        """
         if not self.job.tables:
             return None
         partitions = self._partitions_of(table.source for table in self.job.tables)
@@ -174,6 +177,6 @@ class Frames:
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The frame with only these columns: name → SQL."""
+    """Return the frame with only these columns: name → SQL."""
     expressions = [name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()]
     return frame.selectExpr(*expressions)

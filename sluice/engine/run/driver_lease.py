@@ -44,7 +44,8 @@ class Patience:
 
     beat_s: float = 2.0
     silence_s: float = 20.0
-    """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
+    """A holder is presumed dead if it has not renewed the lease for this time, which must be
+    several times `beat_s`."""
     orphan_s: float = 300.0
     """How long a retry of a run waits for the driver of the previous try, if that driver is still
     running."""
@@ -55,11 +56,12 @@ class Patience:
 PATIENCE = Patience()
 NOTED_AFTER_S, NOTED_EVERY_S = 5.0, 60.0
 BETWEEN_RUNS = Patience(waits=True)
-"""The patience of commands that need the lease only for moments, and may be started while a run goes on."""
+"""The patience of commands that need the lease only for moments, and may be started while a run
+goes on."""
 
 
 def this_process(run: str) -> Holder:
-    """The description of this process as a holder that works for a run."""
+    """Return the description of this process as a holder that works for a run."""
     pid = os.getpid()
     return Holder(
         host=socket.gethostname(),
@@ -78,7 +80,8 @@ class Lease:
     holder: Holder
     patience: Patience = PATIENCE
     on_wait: Callable[[LeaseRow], None] | None = None
-    """Called every `NOTED_EVERY_S` while this driver waits for a holder, for the first time after `NOTED_AFTER_S`."""
+    """Called every `NOTED_EVERY_S` while this driver waits for a holder, for the first time after
+    `NOTED_AFTER_S`."""
 
     def __post_init__(self) -> None:
         self._row: LeaseRow | None = None
@@ -180,7 +183,7 @@ class Lease:
                 changed = time.monotonic()
 
     def _reason_to_take(self, seen: LeaseRow | None, silent: float, waited: float) -> str:
-        """The reason why the lease may be taken now; empty if it may not."""
+        """Return the reason why the lease may be taken now; empty if it may not."""
         if seen is None or not seen.held:
             return "free"
         if is_gone(seen):
@@ -196,7 +199,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
+        """Return whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -235,7 +238,7 @@ def current_lease(
     patience: Patience = PATIENCE,
     only: int | None = None,
 ) -> Iterator[Lease]:
-    """The lease of the current generation; before the first run, of generation 1.
+    """Yield the lease of the current generation; before the first run, of generation 1.
 
     The generation stays current while the lease is held. Raises LeaseError if `only` is not the
     current generation.
@@ -267,7 +270,7 @@ def current_lease(
 
 
 def is_gone(row: LeaseRow) -> bool:
-    """Whether the holder was a process of this machine and has certainly ended."""
+    """Return whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
     # Process ids of another machine or container say nothing about processes here.
     if not (machine and started) or machine != _machine():
@@ -278,7 +281,7 @@ def is_gone(row: LeaseRow) -> bool:
 
 
 def _machine() -> str:
-    """The machine's boot id and process-id namespace; empty if they are unknown."""
+    """Return the machine's boot id and process-id namespace; empty if they are unknown."""
     # Containers of one host share its boot id, but each counts its processes from 1. So the
     # namespace of the process ids is needed, too.
     try:
@@ -293,7 +296,10 @@ def _is_visible(pid: int) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process with this id exists. It may be another process, which got the id later."""
+    """Return whether a process with this id exists.
+
+    It may be another process, which got the id later.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -304,7 +310,7 @@ def _exists(pid: int) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """A visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
+    """Return a visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
         # The process's name is in parentheses, and may itself contain spaces and parentheses.
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -77,7 +77,8 @@ class JobRun:
     """None if the size of batches follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
-    """For a rebuild, the batches to run. They write no output, because their output was written before."""
+    """For a rebuild, the batches to run. They write no output, because their output was written
+    before."""
     plan_without: PlanOf | None = None
     """Plans the pipeline without some stores and steps: `ChangedStores` computes these while runs
     go on."""
@@ -122,7 +123,9 @@ class JobRun:
         return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions. Returns their number, and whether there are new partitions.
+        """Read all records of the present partitions.
+
+        Returns their number, and whether there are new partitions.
 
         The next call reads the new partitions, and the new topics that match a pattern.
         """
@@ -130,7 +133,10 @@ class JobRun:
         return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
 
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions of the present topics. Returns the same as `_run`."""
+        """Read all records of the present partitions of the present topics.
+
+        Returns the same as `_run`.
+        """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
         if missing and self.plan_without is not None:
@@ -153,7 +159,10 @@ class JobRun:
         return self._open_and_run(ledger, lease, setup)
 
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
-        """Read the ledger and the topics, create missing topics, and build the query. Opens no output yet."""
+        """Read the ledger and the topics, create missing topics, and build the query.
+
+        Opens no output yet.
+        """
         identity = SourceIdentity(
             self.settings.kafka,
             ledger.sources,
@@ -210,7 +219,10 @@ class JobRun:
         )
 
     def _clocks(self, ledger: Ledger, writer: Writer) -> Clocks:
-        """Return the clocks of the run. The batches of a rebuild have the times at which they first ran."""
+        """Return the clocks of the run.
+
+        The batches of a rebuild have the times at which they first ran.
+        """
         if self.steps is not None:
             return Clocks({})
         return clocks_of_run(self.settings.kafka, writer.markers, ledger, self.job.pipeline.name)
@@ -224,7 +236,9 @@ class JobRun:
         return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
 
     def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
-        """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
+        """Return the output of the run, not opened yet.
+
+        Return None for a rebuild, whose output has been written already.
 
         A rebuild's producer would also fence the producer of a run that goes on meanwhile.
         """
@@ -236,13 +250,15 @@ class JobRun:
         return _TopicOutput(transaction, direct, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """The stores and steps that this run leaves out, because another generation still computes them."""
+        """Return the stores and steps that this run leaves out, because another generation still computes them."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
 
     def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
-        """Open the output, the shards and the tables, in this order, and run all batches. Returns the same as `_run`.
+        """Open the output, the shards and the tables, in this order, and run all batches.
+
+        Returns the same as `_run`.
 
         Why this order:
 
@@ -296,7 +312,9 @@ class JobRun:
     def _prepare(
         self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None
     ) -> None:
-        """Prepare the shards, and fence off earlier drivers from them. `written`: see `Storage.prepare`.
+        """Prepare the shards, and fence off earlier drivers from them.
+
+        `written`: see `Storage.prepare`.
 
         Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
         have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
@@ -309,7 +327,10 @@ class JobRun:
             raise _OutrankedError(storage.newest_epoch()) from None
 
     def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
-        """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
+        """Run the steps of a rebuild, or read all records.
+
+        Returns whether the topics have new partitions to read.
+        """
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
         prepare_for(
@@ -320,7 +341,10 @@ class JobRun:
         return False
 
     def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
-        """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
+        """Read all records, and records that arrive while the run lingers.
+
+        Returns the last result of `Linger.wait`.
+        """
         name = self.job.pipeline.name
         kafka = self.settings.kafka
         ledger = loop.ledger
@@ -354,7 +378,7 @@ class JobRun:
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
-        """The topics and tables of the run. Opens the tables."""
+        """Return the topics and tables of the run. Opens the tables."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
         return Destinations(
             output.transaction,
@@ -370,7 +394,10 @@ class JobRun:
         spark: SparkSession,
         newest: Snapshot | None,
     ) -> Mapping[str, TableSink]:
-        """The writers of the tables outside Kafka. Creates or checks the tables, and fences off earlier drivers."""
+        """Return the writers of the tables outside Kafka.
+
+        Creates or checks the tables, and fences off earlier drivers.
+        """
         writers = table_sinks(self.job, self.settings, spark)
         published = _last_published(ledger, newest) if writers and newest is not None else None
         for writer in writers.values():
@@ -441,7 +468,8 @@ class _TopicOutput:
 
     transaction: TransactionalOutput
     direct: AtLeastOnce | None
-    """Writes the records for some of the topics without a transaction; None if there are no such topics."""
+    """Writes the records for some of the topics without a transaction; None if there are no such
+    topics."""
     limits: Mapping[str, TopicLimits]
     """Topic → the limits of the records that it accepts."""
 
@@ -469,7 +497,9 @@ class _Setup:
 
 @contextmanager
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
-    """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
+    """Yield the lease of a generation that is not current.
+
+    Raises LeaseError if the generation was removed meanwhile.
 
     Without this check, the remaining batches would be written to empty shards. A later removal ends
     the lease.
@@ -484,7 +514,7 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """The last published batch of a generation, which the tables outside Kafka must contain."""
+    """Return the last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
     audit = ledger.audits.newest(snapshot.ref)

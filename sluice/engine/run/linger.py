@@ -70,7 +70,10 @@ class Linger:
         return None
 
     def unread(self, positions: Offsets) -> int:
-        """The number of readable offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
+        """Return the number of readable offsets beyond `positions`.
+
+        Raises BrokersUnreachable if no broker answers.
+        """
         with broker_errors(self.kafka):
             return self._read_lag(positions).readable
 
@@ -82,7 +85,7 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """The lag; None while the broker cannot be reached, which is logged once.
+        """Return the lag; None while the broker cannot be reached, which is logged once.
 
         Raises AccessDenied if a topic may no longer be described.
         """

@@ -63,7 +63,7 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
 
 
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
-    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
+    """Return the error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
     if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
     if (damaged := _DAMAGED.search(message)) is not None:
@@ -77,7 +77,7 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 
 
 def _cause(message: str) -> str:
-    """The innermost cause in Spark's message, without the stack trace."""
+    """Return the innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
     # Java writes the chain of causes from the outermost to the innermost, so the last of these
     # lines has the innermost cause.

@@ -37,11 +37,14 @@ class ReadAhead:
         self._begun: Future[Upcoming | None] | None = None
 
     def begin_next(self, times: Mapping[str, int]) -> None:
-        """Begin to read the next batch in another thread. `times` are the stream times after the current batch."""
+        """Begin to read the next batch in another thread.
+
+        `times` are the stream times after the current batch.
+        """
         self._begun = self._executor.submit(self._begin_next, times)
 
     def next_batch(self) -> Upcoming | None:
-        """The next batch, which becomes the current batch; None after the last batch."""
+        """Return the next batch, which becomes the current batch; None after the last batch."""
         if self._begun is not None:
             upcoming = self._begun.result()
             self._begun = None

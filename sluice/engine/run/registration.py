@@ -26,7 +26,7 @@ class KnownTypes(Protocol):
 
 
 def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
-    """The generation's description for readers."""
+    """Return the generation's description for readers."""
     job = storage.job
     pipeline = job.pipeline
     stores = (*_group_stores(job, types), *_operator_stores(job, types), *_processor_stores(job))
@@ -119,7 +119,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
 
 
 def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
-    """Each operator's name and its definition.
+    """Yield each operator's name and its definition.
 
     The definition consists of the operator's number and of the steps that define the meaning of its
     states.

@@ -30,7 +30,7 @@ class ReplayStep:
 
 
 def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
-    """The steps that replay a history, whose batches are sorted from oldest to newest."""
+    """Yield the steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         # A batch of the history has end offsets only for partitions from which it has read. The
@@ -43,7 +43,7 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
 def divided(
     begin: Positions, target: Positions, most_records: Callable[[], int]
 ) -> Iterator[Positions]:
-    """The ends of the batches that together read the records from `begin` to `target`.
+    """Yield the ends of the batches that together read the records from `begin` to `target`.
 
     Each batch takes the same share of every partition, and about as many records as `most_records`
     says when the end is asked for. The last batch is smaller, because nothing is left to be read
@@ -97,7 +97,7 @@ def join_steps(
 
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
-    """Whether no result depends on where batches end, or on the time of processing."""
+    """Return whether no result depends on where batches end, or on the time of processing."""
     return (
         not job.has_operators
         and not any(isinstance(layer, Transformation) for layer in job.layers)
@@ -111,7 +111,7 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
 
 
 def offsets_between(begin: Positions, ends: Positions) -> int:
-    """The number of offsets between two positions."""
+    """Return the number of offsets between two positions."""
     offsets = 0
     for topic, partition_ends in ends.items():
         starts = begin.get(topic, {})

@@ -1,4 +1,7 @@
-"""The streaming query of a job. Runs, rebuilds, checks and tests all use it, with different inputs."""
+"""The streaming query of a job.
+
+Runs, rebuilds, checks and tests all use it, with different inputs.
+"""
 
 from __future__ import annotations
 

@@ -47,13 +47,16 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
 
 
 def _stage_tasks(job: Job) -> Iterator[str]:
-    """The tasks between reading the topics and writing the shards."""
+    """Yield the tasks between reading the topics and writing the shards."""
     for stage in range(1, job.stage_count + 1):
         yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
 
 
 def _cores(spark: SparkSession) -> int:
-    """The number of cores of all executors. Runs a job first, because Spark then waits for an executor."""
+    """Return the number of cores of all executors.
+
+    Runs a job first, because Spark then waits for an executor.
+    """
     spark.range(1).collect()
     # A cluster starts executors one after the other, and Spark counts only the cores of running
     # executors. So wait for further executors.

@@ -70,7 +70,9 @@ def stage_operator(
     only_changes: bool = False,
     connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
-    """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
+    """Return the operator of a stage.
+
+    `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit
     the types that the plan has found for these fields. `only_last` is true if only a key's last

@@ -46,12 +46,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ledger(folder: Path) -> str:
-    """The address of the ledger in a backup."""
+    """Return the address of the ledger in a backup."""
     return sqlite_url(folder.absolute() / LEDGER)
 
 
 def shards(folder: Path) -> str:
-    """The address of the shards in a backup."""
+    """Return the address of the shards in a backup."""
     return sqlite_url(folder.absolute() / "shards")
 
 

@@ -10,7 +10,7 @@ from sluice.state.remote.copying import ShardCopy
 
 
 def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
-    """The generations that have published a batch, with their newest batch."""
+    """Return the generations that have published a batch, with their newest batch."""
     kept = ledger.snapshots.kept_batches()
     return [
         (info, kept[info.ref].newest)

@@ -1,4 +1,7 @@
-"""Joins by key of two tables, or of a stream with a table. A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`."""
+"""Joins by key of two tables, or of a stream with a table.
+
+A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ How = Literal["inner", "left", "outer"]
 
 
 def joined(left: str | None, right: str | None) -> str:
-    """The JSON text of a join's result."""
+    """Return the JSON text of a join's result."""
     # The values are JSON already, so they need not be decoded.
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
@@ -26,7 +29,7 @@ def joined(left: str | None, right: str | None) -> str:
 
 
 def joined_texts(left: pa.Array, right: pa.Array) -> pa.Array:
-    """The JSON texts of a join's results."""
+    """Return the JSON texts of a join's results."""
     parts = ('{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null"), "}")
     return pc.binary_join_element_wise(*parts, "")
 
@@ -48,7 +51,9 @@ class TablePair(msgspec.Struct, array_like=True):
 
 
 class TableJoin(Timeless):
-    """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
+    """Joins two tables by key.
+
+    A change of either side sends a result with the larger time of both sides.
 
     A key has a result in an inner join while both sides have a value, in a left join while the left
     side has a value, and in an outer join while either side has a value. `filtered`: for each side,
@@ -75,7 +80,8 @@ class TableJoin(Timeless):
         """Key and side → value and time of a change that came early, with AHEAD, and has not come
         again as LEFT or RIGHT."""
         self._sent_ahead: dict[str, str | None] = {}
-        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the state yet."""
+        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the
+        state yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -172,7 +178,7 @@ class TableJoin(Timeless):
                 return has_left | has_right
 
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
-        """The values that the stores of both sides contain in Kafka Streams.
+        """Return the values that the stores of both sides contain in Kafka Streams.
 
         The other side's store already contains a change that this join has got early, with AHEAD.
         """
@@ -186,7 +192,7 @@ class TableJoin(Timeless):
         return TablePair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
-        """Whether a change of this side sends a tombstone if the join has no result before and after the change.
+        """Return whether a change of this side sends a tombstone if the join has no result before and after the change.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right
         side of a left join. If the side needs no other for a result, the value that the change has
@@ -242,11 +248,11 @@ class _SideOfRows:
         return self._times[self._places(self._after)]
 
     def before(self, chosen: Indices) -> pa.Array:
-        """The value before each chosen row."""
+        """Return the value before each chosen row."""
         return self._values(self._before[chosen], chosen)
 
     def after(self, chosen: Indices) -> pa.Array:
-        """The value after each chosen row."""
+        """Return the value after each chosen row."""
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
@@ -273,7 +279,7 @@ class _SideOfRows:
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
-    """The chosen values, and null in place of the others."""
+    """Return the chosen values, and null in place of the others."""
     return pc.if_else(pa.array(chosen), values, None)
 
 

@@ -48,7 +48,7 @@ class Watch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """The new `since`, if both sides still have waiting records.
+        """Return the new `since`, if both sides still have waiting records.
 
         As in Kafka Streams, whose search stops here, this is the time of the first record that
         follows the earliest record of each side. Of records with the same time, those of the right
@@ -188,7 +188,10 @@ class StreamJoin:
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
-        """Send the results with all matching records of the other side. Returns whether any record matches."""
+        """Send the results with all matching records of the other side.
+
+        Returns whether any record matches.
+        """
         other_side = 1 - row.side
         matching = state.left if row.side == RIGHT else state.right
         records = matching.records
@@ -238,13 +241,16 @@ class StreamJoin:
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """The stream time after which a record of this side starts a search for unmatched records."""
+        """Return the stream time after which a record of this side starts a search for unmatched records."""
         if self.shared is None or self.shared.since == NEVER:
             return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
 
     def look(self, stream_time: int) -> None:
-        """Look for unmatched records of all keys. The records are sent when their keys are closed."""
+        """Look for unmatched records of all keys.
+
+        The records are sent when their keys are closed.
+        """
         assert self.shared is not None
         last_unmatched = (
             self.lateness.last_unmatched(LEFT, stream_time),
@@ -282,7 +288,10 @@ class StreamJoin:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
-        """The stream time at which the next record is sent unmatched; None if no record waits."""
+        """Return the stream time at which the next record is sent unmatched.
+
+        Return None if no record waits.
+        """
         due = NEVER
         for number, side in enumerate((state.left, state.right)):
             if side.waits_from != NEVER:

@@ -62,7 +62,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     kind: FailureKind = "run"
     host: str = ""
-    """The host that the failure is about, with a port if it is a server; empty for the pipeline as a whole."""
+    """The host that the failure is about, with a port if it is a server; empty for the pipeline as
+    a whole."""
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime
@@ -139,7 +140,7 @@ class Failures(LedgerPart):
     """The failures of all pipelines."""
 
     def all(self, now: datetime | None = None) -> list[Failure]:
-        """All failures, sorted by pipeline, kind and host."""
+        """Return all failures, sorted by pipeline, kind and host."""
         expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
         rows = self._read(_UNEXPIRED, {"expired": _as_text(expired)})
         return [_failure(row) for row in rows]
@@ -171,7 +172,9 @@ class Failures(LedgerPart):
                 )
 
     def change(self, failure: Failure, **values: Any) -> None:
-        """Change some fields of a failure. Other fields, which other processes change, stay as they are.
+        """Change some fields of a failure.
+
+        Other fields, which other processes change, stay as they are.
 
         Nothing changes if the failure was recorded anew after it was read.
         """
@@ -186,7 +189,7 @@ class Failures(LedgerPart):
                 )
 
     def of(self, pipeline: str) -> list[Failure]:
-        """The failures of a pipeline, sorted by kind and host."""
+        """Return the failures of a pipeline, sorted by kind and host."""
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
     def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
@@ -224,7 +227,7 @@ class Failures(LedgerPart):
 
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
-    """A text without secrets, in the characters and the length that databases store."""
+    """Return a text without secrets, in the characters and the length that databases store."""
     # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
     return masked(text, secrets).replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
@@ -244,7 +247,10 @@ def _row(failure: Failure) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as text. All times get equally long texts, so every collation sorts them by time."""
+    """Return a time as text.
+
+    All times get equally long texts, so every collation sorts them by time.
+    """
     return moment.isoformat(timespec="microseconds")
 
 

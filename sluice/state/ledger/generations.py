@@ -217,12 +217,12 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """The number of a pipeline's current generation, or None if the pipeline never ran."""
+        """Return the number of a pipeline's current generation, or None if the pipeline never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 
     def is_replayed(self, pipeline: str) -> bool:
-        """Whether a replay has built the current generation of a pipeline."""
+        """Return whether a replay has built the current generation of a pipeline."""
         rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
 
@@ -254,12 +254,12 @@ class Generations(LedgerPart):
         return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
-        """The numbers of a pipeline's registered generations, sorted."""
+        """Return the numbers of a pipeline's registered generations, sorted."""
         statement = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """A new generation, with a number that no generation has had before, and larger than `above`.
+        """Return a new generation, with a number that no generation has had before, and larger than `above`.
 
         A driver that has lost its lease may still write to a removed generation, so its number is
         not used again.
@@ -321,19 +321,19 @@ class Generations(LedgerPart):
         ]
 
     def current(self, pipeline: str) -> GenerationInfo | None:
-        """The current generation of a pipeline, or None if the pipeline never ran."""
+        """Return the current generation of a pipeline, or None if the pipeline never ran."""
         rows = self._read(current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline))
         return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline.
+        """Return the current generations of all pipelines, sorted by pipeline.
 
         The number of SQL statements does not grow with the number of pipelines.
         """
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """The generations of all pipelines that have a current generation, sorted by pipeline and number."""
+        """Return the generations of all pipelines that have a current generation, sorted by pipeline and number."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = (
             select(GENERATIONS)
@@ -343,7 +343,7 @@ class Generations(LedgerPart):
         return self._infos(self._read(statement))
 
     def all(self, pipeline: str) -> list[GenerationInfo]:
-        """All generations of a pipeline, sorted by number."""
+        """Return all generations of a pipeline, sorted by number."""
         statement = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
         return self._infos(self._read(statement.order_by(GENERATIONS.c.generation)))
 
@@ -352,19 +352,19 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """The stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
+        """Return the stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
         return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
     def workers(self, pipeline: str) -> tuple[WorkerInfo, ...]:
-        """The workers of a pipeline's current generation, sorted by number."""
+        """Return the workers of a pipeline's current generation, sorted by number."""
         current = self.current(pipeline)
         return () if current is None else current.workers
 
     def _infos(self, rows: Sequence[RowMapping]) -> list[GenerationInfo]:
-        """The generations of these rows of `GENERATIONS`."""
+        """Return the generations of these rows of `GENERATIONS`."""
         refs = [GenerationRef(row["pipeline"], row["generation"]) for row in rows]
         if not refs:
             return []
@@ -435,7 +435,7 @@ def _with_lost_workers(
     workers: Sequence[WorkerInfo],
     number: int,
 ) -> list[WorkerInfo]:
-    """The workers of a generation.
+    """Return the workers of a generation.
 
     A worker that is missing in the ledger is unavailable, and has no address.
     """

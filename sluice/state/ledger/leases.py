@@ -54,12 +54,12 @@ class Leases(LedgerPart):
     """The leases of all generations."""
 
     def get(self, ref: GenerationRef) -> LeaseRow | None:
-        """The lease, or None if it was never taken."""
+        """Return the lease, or None if it was never taken."""
         with database_errors("Reading the lease"), self._engine.connect() as connection:
             return _row(connection, ref)
 
     def of_all_pipelines(self) -> list[LeaseRow]:
-        """The leases of the current generations of all pipelines."""
+        """Return the leases of the current generations of all pipelines."""
         return [LeaseRow(**dict(row)) for row in self._read(current(LEASES))]
 
     def take(self, ref: GenerationRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:

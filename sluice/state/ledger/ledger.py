@@ -87,7 +87,10 @@ class Ledger:
         require_usable(self.engine.url, "ledger", "SLUICE_LEDGER")
 
     def clock_ahead_seconds(self) -> float:
-        """How far this machine's clock is ahead of the database's clock; 0 for a SQLite file, which has no clock."""
+        """Return how far this machine's clock is ahead of the database's clock.
+
+        Return 0 for a SQLite file, which has no clock.
+        """
         if not self.has_clock:
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:

@@ -70,7 +70,7 @@ class Placements(LedgerPart):
             return _of_pipeline(connection, pipeline)
 
     def at(self, host: str, port: int) -> list[Placement]:
-        """The workers that a state server serves."""
+        """Return the workers that a state server serves."""
         rows = self._read(
             select(PLACEMENTS).where(PLACEMENTS.c.host == host, PLACEMENTS.c.port == port)
         )
@@ -117,7 +117,7 @@ class Placements(LedgerPart):
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Whether the worker's placement was not changed, and no other move was begun, since this move began."""
+        """Return whether the worker's placement was not changed, and no other move was begun, since this move began."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _epoch(connection, move) == move.epoch
 
@@ -172,7 +172,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """The workers in these rows of the table `workers`, with the addresses of their state servers."""
+    """Return the workers in these rows of the table `workers`, with the addresses of their state servers."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []
@@ -192,7 +192,7 @@ def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[Wo
 
 
 def _written_at(placement: Placement | None, ref: GenerationRef, location: str) -> str:
-    """The address at which a run writes a shard."""
+    """Return the address at which a run writes a shard."""
     if placement is None:
         return location
     if (
@@ -227,7 +227,7 @@ def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
 
 
 def _epoch(connection: Connection, placement: Placement, *, lock: bool = False) -> int:
-    """The epoch of the newest change of a worker's placement; 0 before the first."""
+    """Return the epoch of the newest change of a worker's placement; 0 before the first."""
     statement = select(PLACES.c.epoch).where(*_same_worker(PLACES, placement))
     return connection.execute(statement.with_for_update() if lock else statement).scalar() or 0
 

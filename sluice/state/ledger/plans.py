@@ -61,7 +61,7 @@ class Plans(LedgerPart):
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
-        """The plan of the batch that was planned but not published, which the next run repeats.
+        """Return the plan of the batch that was planned but not published, which the next run repeats.
 
         None if the newest planned batch is published.
         """
@@ -73,7 +73,7 @@ class Plans(LedgerPart):
         return _plan(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> PlannedBatch | None:
-        """The plan of the newest batch, published or not."""
+        """Return the plan of the newest batch, published or not."""
         rows = self._read(select(PLANS).where(of_ref(PLANS, ref)))
         return _plan(rows[0]) if rows else None
 

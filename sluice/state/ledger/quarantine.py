@@ -46,7 +46,7 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """The quarantine and the placements of a generation whose shards are about to be read.
+        """Return the quarantine and the placements of a generation whose shards are about to be read.
 
         After the reading, `conclude` checks that they are still the same.
         """

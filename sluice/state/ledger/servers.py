@@ -19,7 +19,7 @@ class Servers(LedgerPart):
     """The identities of all state servers."""
 
     def identity(self, host: str, port: int) -> str:
-        """The identity of the server with this address; empty if none has registered."""
+        """Return the identity of the server with this address; empty if none has registered."""
         rows = self._read(
             select(SERVERS.c.server).where(SERVERS.c.host == host, SERVERS.c.port == port)
         )

@@ -43,7 +43,7 @@ class Sources(LedgerPart):
     """The partitions that pipelines read."""
 
     def get(self, ref: GenerationRef) -> list[SourcePartition]:
-        """The partitions of a generation, sorted by topic and partition."""
+        """Return the partitions of a generation, sorted by topic and partition."""
         columns = [SOURCES.c[name] for name in SourcePartition.__struct_fields__]
         statement = (
             select(*columns)

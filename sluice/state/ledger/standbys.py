@@ -43,7 +43,7 @@ class Standby(Placement, frozen=True):
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
-        """The standby as readers of a generation see it.
+        """Return the standby as readers of a generation see it.
 
         If the standby has a copy of another generation, these readers see a standby without a copy.
         """
@@ -64,7 +64,7 @@ class Standbys(LedgerPart):
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
     def at(self, host: str, port: int) -> list[Standby]:
-        """The standbys at a state server."""
+        """Return the standbys at a state server."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.host == host, STANDBYS.c.port == port))
         return [Standby(**dict(row)) for row in rows]
 
@@ -178,7 +178,7 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 
 
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """The addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
+    """Return the addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
     return {
         (row.host, row.port)

@@ -103,7 +103,7 @@ class Aggregates:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
     def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
-        """The groups, sorted by name, or by an aggregate in descending order.
+        """Return the groups, sorted by name, or by an aggregate in descending order.
 
         Groups without the aggregate come last.
         """
@@ -127,7 +127,7 @@ class Aggregates:
 
 
 def number_at(entry: Entry, field: str) -> Decimal | None:
-    """The number in an entry's field; None if the field is missing or null.
+    """Return the number in an entry's field; None if the field is missing or null.
 
     Raises QueryError for any other value.
     """
@@ -136,7 +136,10 @@ def number_at(entry: Entry, field: str) -> Decimal | None:
 
 
 def largest(entries: list[Entry], field: str, limit: int, *, smallest: bool = False) -> list[Entry]:
-    """The entries with the largest numbers, or the smallest. Ties are sorted by key and window."""
+    """Return the entries with the largest numbers, or the smallest.
+
+    Ties are sorted by key and window.
+    """
 
     def order(entry: Entry) -> tuple[Decimal, EntryId]:
         number = number_at(entry, field) or Decimal(0)

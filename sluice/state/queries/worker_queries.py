@@ -33,11 +33,11 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
         return False
 
     def execute(self, shard: LocalShard) -> T:
-        """The result for one shard. Raises StateError if the shard cannot be read."""
+        """Return the result for one shard. Raises StateError if the shard cannot be read."""
         raise NotImplementedError
 
     def entries(self, state_rows: list[StateRow]) -> list[Entry]:
-        """The entries from the state rows that hold a value of the store."""
+        """Return the entries from the state rows that hold a value of the store."""
         entries: list[Entry] = []
         for row in state_rows:
             value = store_value(self.store_column, row.value)
@@ -135,7 +135,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     smallest: bool
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """The entries that have the field, the largest or the smallest number first.
+        """Return the entries that have the field, the largest or the smallest number first.
 
         Raises QueryError if a field is not a number.
         """
@@ -177,7 +177,7 @@ def _pages(
     after: EntryId | None = None,
     size: int = _PAGE,
 ) -> Iterator[list[Entry]]:
-    """All entries of the range, page by page."""
+    """Yield all entries of the range, page by page."""
     while True:
         state_rows = shard.scan(query.group_id, query.as_of, within, after=after, limit=size)
         yield query.entries(state_rows)

@@ -264,25 +264,25 @@ class SourceShard:
     total_of_states: int = 0
 
     def rows(self) -> Iterator[list[Version]]:
-        """The newest version of each state row that has a value, in pages, sorted by group, key and window."""
+        """Yield the newest version of each state row that has a value, in pages, sorted by group, key and window."""
         for page in in_pages(newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
-        """The newest version of each operator state that has not been removed, in pages, sorted."""
+        """Yield the newest version of each operator state that has not been removed, in pages, sorted."""
         for page in in_pages(newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
     def difference(self, published: Checksums | None) -> str:
-        """How the versions that were read differ from the published checksums; empty if they do not."""
+        """Return how the versions that were read differ from the published checksums; empty if they do not."""
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
         return "" if published is None else read.difference(published)
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """The newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
+    """Yield the newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions
@@ -291,7 +291,7 @@ def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
 
 
 def newest_states(shard: Shard) -> Iterator[StateVersion]:
-    """The newest version of each operator state that has not been removed, sorted."""
+    """Yield the newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
     for _, state_versions in groupby(
         versions, lambda state: (state.operator, state.shared, state.key)

@@ -256,7 +256,10 @@ class RemoteShard(Shard):
 
     @classmethod
     def size_of(cls, url: str) -> int:
-        """The size of a shard in bytes. Raises StateError if its server does not answer or does not have it."""
+        """Return the size of a shard in bytes.
+
+        Raises StateError if its server does not answer or does not have it.
+        """
         with cls(url, httpx.Client(**client_options(ANSWER_SECONDS))) as shard:
             size: int = msgspec.json.decode(shard._call("GET", "/size"))
         return size

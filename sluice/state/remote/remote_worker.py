@@ -42,7 +42,7 @@ class RemoteWorker:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result.
+        """Return the query's result.
 
         Raises StateError if the server is unreachable or cannot read the shard.
         """
@@ -55,7 +55,7 @@ class RemoteWorker:
             await self._client.close()
 
     async def _value(self, query: Value) -> msgspec.Raw | None:
-        """The value of one key, fetched in one call together with other waiting keys."""
+        """Return the value of one key, fetched in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
         # Each caller has a future of its own, because a caller that is cancelled cancels its
         # future.

@@ -226,7 +226,7 @@ def require_copyable(worker: WorkerInfo) -> None:
 
 
 def _unreachable(info: GenerationInfo) -> list[int]:
-    """The workers whose state servers do not answer for `RETRY_SECONDS`."""
+    """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
     silent = [worker for worker in info.workers if not _answers(worker)]
     while silent and time.monotonic() < until:

@@ -32,7 +32,7 @@ def drop(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a shard, or a part of a shard, that this process can open."""
+    """Return whether there is a shard, or a part of a shard, that this process can open."""
     parsed = with_password(_parse(url))
     return (
         Path(parsed.database or "").exists()
@@ -42,7 +42,7 @@ def exists(url: str) -> bool:
 
 
 def location(base_url: str, ref: GenerationRef, worker: int) -> str:
-    """The address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
+    """Return the address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
     base, pipeline, generation = database_url(base_url), _name(ref.pipeline), f"g{ref.generation}"
     if base.get_backend_name() == "sqlite":
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
@@ -56,22 +56,25 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
 
 
 def is_remote(url: str) -> bool:
-    """Whether an address is a state server's URL."""
+    """Return whether an address is a state server's URL."""
     return url.startswith(("http://", "https://"))
 
 
 def is_file(url: str) -> bool:
-    """Whether an address names a SQLite file."""
+    """Return whether an address names a SQLite file."""
     return not is_remote(url) and _parse(url).get_backend_name() == "sqlite"
 
 
 def file_of(url: str) -> Path | None:
-    """The SQLite file, or the folder of shards, that an address names; None for any other address."""
+    """Return the SQLite file, or the folder of shards, that an address names.
+
+    Return None for any other address.
+    """
     return Path(_parse(url).database or "") if is_file(url) else None
 
 
 def shown(url: str) -> str:
-    """The address with its secrets masked, for errors and logs."""
+    """Return the address with its secrets masked, for errors and logs."""
     return url if is_remote(url) else shown_url(_parse(url).render_as_string(hide_password=False))
 
 

@@ -30,7 +30,7 @@ class Driver(Protocol):
         """Run a query. Returns all of its rows, which come from one state of the database."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """A context manager whose block's writes are committed or rolled back together."""
+        """Return a context manager whose block's writes are committed or rolled back together."""
 
     def hold(self) -> None:
         """Let all later reads see the database as it is now, until `hold` or `release` is called.
@@ -46,7 +46,7 @@ class Driver(Protocol):
         """
 
     def pinned(self) -> AbstractContextManager[None]:
-        """A context manager whose block's reads all see the database as it was when the block began."""
+        """Return a context manager whose block's reads all see the database as it was when the block began."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """Run a statement. Returns the number of affected rows."""
@@ -82,13 +82,16 @@ class Driver(Protocol):
         """Read the whole database. Raises StateError if its internal structures are damaged."""
 
     def has_table(self, name: str) -> bool:
-        """Whether the shard has this table. Some tables are created when they are first needed."""
+        """Return whether the shard has this table.
+
+        Some tables are created when they are first needed.
+        """
 
     def is_current(self) -> bool:
-        """Whether the opened shard is still at its address, not replaced or deleted."""
+        """Return whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
-        """Whether the shard is sealed, so that runs cannot write to it.
+        """Return whether the shard is sealed, so that runs cannot write to it.
 
         Within a transaction, the answer holds until the transaction's end.
         """

@@ -40,7 +40,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _ROWS_PER_KEY = 4
-"""If a page has at least so many rows for each key, the shard is asked for the newest window of each key."""
+"""If a page has at least so many rows for each key, the shard is asked for the newest window of
+each key."""
 _BEFORE_ALL = -(2**63)
 """The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000
@@ -119,7 +120,7 @@ class LocalShard(Shard):
         }
 
     def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
-        """The places of the rows that may have earlier versions.
+        """Return the places of the rows that may have earlier versions.
 
         Most windows of a batch are new. They start after the newest window that the shard has of
         their key, so this window is asked for once per key, and most windows are not looked up.
@@ -299,7 +300,7 @@ class LocalShard(Shard):
 
     @contextmanager
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
-        """A write transaction of a lease's holder. It fences off holders of older leases.
+        """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
         Raises EngineError if one of the operators has already written a newer batch. That happens
         because Spark gives up a task if it cannot reach the task's executor, but the executor may
@@ -363,7 +364,7 @@ class LocalShard(Shard):
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-rows, -states))
 
     def _require_row_counts(self) -> int:
-        """The number of rows in the shard.
+        """Return the number of rows in the shard.
 
         Raises DamagedState if it differs from the recorded number.
         """
@@ -387,7 +388,7 @@ class LocalShard(Shard):
         return Checksums(checksum_of(totals.pop(STATE_ROWS, 0)), checksum_of(sum(totals.values())))
 
     def checksum(self, as_of: int) -> str:
-        """The recorded checksum of the state rows at batch `as_of`."""
+        """Return the recorded checksum of the state rows at batch `as_of`."""
         return self._recorded_checksum(STATE_ROWS, as_of) or NO_CHECKSUM
 
     @override
@@ -419,7 +420,7 @@ class LocalShard(Shard):
             position = page[-1][:4]
 
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
-        """The checksum of an operator's states, or of the state rows, at batch `as_of`.
+        """Return the checksum of an operator's states, or of the state rows, at batch `as_of`.
 
         None if no batch up to `as_of` has written such states or rows.
         """
@@ -431,7 +432,7 @@ class LocalShard(Shard):
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
-        """The value of a key without windows as of a batch; None if it has none."""
+        """Return the value of a key without windows as of a batch; None if it has none."""
         rows = self._driver.fetch(
             statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of)
         )
@@ -460,14 +461,14 @@ class LocalShard(Shard):
         until: int,
         limit: int,
     ) -> list[EntryId]:
-        """The sorted ids of the state rows that changed in the batches after `since` up to `until`."""
+        """Return the sorted ids of the state rows that changed in the batches after `since` up to `until`."""
         rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
         return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
-        """The windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        """Return the windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
         return self.scan(group_id, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
 
     @override
@@ -492,7 +493,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows of a range that contain a value of the group's first store.
+        """Return the number of state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.
         """
@@ -609,7 +610,7 @@ def _checked_digest(
     value: str | None,
     digest: int,
 ) -> int:
-    """The digest of a state row.
+    """Return the digest of a state row.
 
     Raises DamagedState if the row was altered since it was written.
     """
@@ -629,7 +630,7 @@ def _require_checksum(total: int, expected: str, what: str) -> None:
 
 
 def _is_copy(url: str) -> bool:
-    """Whether there is a sealed shard, which may be an unfinished copy."""
+    """Return whether there is a sealed shard, which may be an unfinished copy."""
     if not exists(url):
         return False
     with LocalShard.open(url) as shard:

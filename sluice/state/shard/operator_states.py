@@ -61,7 +61,10 @@ class State(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """A state that a task has read from the shard. `data` is None if the operator has deleted the state."""
+    """A state that a task has read from the shard.
+
+    `data` is None if the operator has deleted the state.
+    """
 
     data: bytes | None
     version: Replaced
@@ -95,7 +98,9 @@ def read(
     before: int,
     shared: bool,
 ) -> dict[str, StoredState]:
-    """The states of these keys as of the batch before `before`. Omits keys that never had a state.
+    """Return the states of these keys as of the batch before `before`.
+
+    Omits keys that never had a state.
 
     Raises DamagedState if a row has been altered since it was written.
     """
@@ -113,14 +118,16 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """The keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
+    """Return the keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
 def earliest_timer(
     driver: Driver, operator: int, before: int, clock: str, after: int
 ) -> int | None:
-    """The earliest time later than `after` at which a state of the operator is due; None if none is.
+    """Return the earliest time later than `after` at which a state of the operator is due.
+
+    Return None if none is.
 
     The states are those as of the batch before `before`. `clock` is `due` for stream time, or
     `wall` for the wall clock.
@@ -165,14 +172,14 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """A page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
+    """Return a page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
     return [
         StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
     ]
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
-    """All versions in order, each checked against its digest."""
+    """Yield all versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
         for version in page:
@@ -195,7 +202,7 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
-    """The digest sum of all states as of a batch. Reads and checks every version."""
+    """Return the digest sum of all states as of a batch. Reads and checks every version."""
     digest_sum, last_key, last_digest = 0, None, 0
     for version in _all_versions(driver, page_rows):
         if version.batch <= as_of:

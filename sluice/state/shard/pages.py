@@ -21,7 +21,7 @@ def pages_of_versions(
     group: int | None = None,
     after: VersionId | None = None,
 ) -> Iterator[list[Version]]:
-    """The versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
+    """Yield the versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
 
     With `after`, only the versions that come after it.
     """
@@ -38,7 +38,7 @@ def pages_of_versions(
 def pages_of_states(
     shard: Shard, since: int = 0, after: tuple[int, int, str, int] | None = None
 ) -> Iterator[list[StateVersion]]:
-    """The versions of operator states since a batch, sorted by operator, key and batch.
+    """Yield the versions of operator states since a batch, sorted by operator, key and batch.
 
     With `after` (operator, shared, key, batch), only the versions that come after it.
     """
@@ -50,7 +50,7 @@ def pages_of_states(
 def pages_of_answers(
     shard: Shard, after: tuple[int, str, str] | None = None
 ) -> Iterator[list[Answer]]:
-    """All recorded answers, sorted by time, step and id.
+    """Yield all recorded answers, sorted by time, step and id.
 
     With `after` (time, step, id), only the answers that come after it.
     """

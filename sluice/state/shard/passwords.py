@@ -16,14 +16,14 @@ _PORT = 5432
 
 
 def without_password(address: str) -> str:
-    """A shard's address without secrets, as the ledger stores it."""
+    """Return a shard's address without secrets, as the ledger stores it."""
     if "://" not in address or address.startswith("http"):
         return address
     return _without_secrets(database_url(address)).render_as_string(hide_password=False)
 
 
 def with_password(url: URL) -> URL:
-    """The shard's address with this process's own role, password and parameters of the connection.
+    """Return the shard's address with this process's own role, password and parameters of the connection.
 
     They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For
     shards in other databases, libpq looks up the password as usual.

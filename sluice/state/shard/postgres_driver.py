@@ -61,7 +61,7 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """The text that `escape` has turned into this text."""
+    """Return the text that `escape` has turned into this text."""
     return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
 
 
@@ -286,7 +286,7 @@ def _connect(
 
 
 def has_schema(url: URL) -> bool:
-    """Whether the schema that an address names exists."""
+    """Return whether the schema that an address names exists."""
     with _postgres_errors(), _connect(url, {}) as connection:
         query = "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL"
         row = connection.execute(query, [str(url.query["schema"])]).fetchone()

@@ -18,7 +18,7 @@ PAGE_ROWS = 20_000
 
 
 def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
-    """The columns of `StateRow` of a table, sorted for fast writing.
+    """Return the columns of `StateRow` of a table, sorted for fast writing.
 
     Rows with the same key and window are sorted by the columns `then_by`.
     """
@@ -27,7 +27,7 @@ def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
 
 
 def pages_of(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows in pages.
+    """Yield the rows in pages.
 
     Only a page of rows at a time needs to become Python objects, which take several times as much
     memory.
@@ -37,7 +37,7 @@ def pages_of(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def repeats_previous(table: pa.Table) -> Mask:
-    """Whether each of the sorted rows has the same key and window as the row before it."""
+    """Return whether each of the sorted rows has the same key and window as the row before it."""
     repeats = np.ones(len(table), bool)
     repeats[:1] = False
     for name in _ID:
@@ -51,12 +51,18 @@ def ids_of(page: pa.Table) -> RowIds:
 
 
 def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
-    """The rows of a page with their digests. `ids` are the page's ids, if the caller has them already."""
+    """Return the rows of a page with their digests.
+
+    `ids` are the page's ids, if the caller has them already.
+    """
     return RowColumns(ids or ids_of(page), page.column("value").to_pylist(), row_digests(page))
 
 
 def row_digests(table: pa.Table) -> list[int]:
-    """The digests of state rows. `checksums.row_digest` has the same rule, and takes three times as long for a row."""
+    """Return the digests of state rows.
+
+    `checksums.row_digest` has the same rule, and takes three times as long for a row.
+    """
     keys, values = table.column("key"), table.column("value")
     numbers = [
         *(table.column(name) for name in ("group_id", "window_start", "window_end")),

@@ -42,7 +42,7 @@ _TABLES = (
 
 
 def tables(**dialect: str) -> list[str]:
-    """The statements that create a shard's missing tables."""
+    """Return the statements that create a shard's missing tables."""
     return [statement.format(**dialect) if "{" in statement else statement for statement in _TABLES]
 
 

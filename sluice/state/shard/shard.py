@@ -46,7 +46,8 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 STATE_ROWS, UNFINISHED = -1, -2
-"""Numbers in a journal in place of an operator's number: for state rows, and for an unfinished copy."""
+"""Numbers in a journal in place of an operator's number: for state rows, and for an unfinished
+copy."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -151,7 +152,7 @@ class Shard(Protocol):
         """
 
     def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
-        """The newest versions of these state rows before a batch, by the row's place in `ids`.
+        """Return the newest versions of these state rows before a batch, by the row's place in `ids`.
 
         Omits rows without a value.
         """
@@ -186,7 +187,7 @@ class Shard(Protocol):
     def read_states(
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
-        """An operator's states of these keys as of the batch before `before`.
+        """Return an operator's states of these keys as of the batch before `before`.
 
         Omits keys that never had a state. With `shared`, returns states that belong to no key: the
         state that all keys of the worker share has the empty text as its key, and a table's row
@@ -201,7 +202,7 @@ class Shard(Protocol):
         epoch: int,
         clock: str = "due",
     ) -> list[str]:
-        """The keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
+        """Return the keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
 
     def earliest_timer(
         self,
@@ -211,7 +212,7 @@ class Shard(Protocol):
         clock: str = "wall",
         after: int = -1,
     ) -> int | None:
-        """The earliest time later than `after`, in ms, at which a state of the operator is due.
+        """Return the earliest time later than `after`, in ms, at which a state of the operator is due.
 
         None if no state has such a time. The states are those as of the batch before `before`.
         `clock` is `due` for stream time, or `wall` for the wall clock.
@@ -230,7 +231,7 @@ class Shard(Protocol):
         """
 
     def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
-        """The recorded answers of a step with these ids, in any order."""
+        """Return the recorded answers of a step with these ids, in any order."""
 
     def write_answers(
         self,
@@ -239,7 +240,9 @@ class Shard(Protocol):
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
     ) -> None:
-        """Record answers in one transaction, independently of batches. The first answer of an id stays.
+        """Record answers in one transaction, independently of batches.
+
+        The first answer of an id stays.
 
         `forget`: step → epoch ms; the step's answers from before this time are removed.
         """
@@ -248,7 +251,7 @@ class Shard(Protocol):
         """Remove the answers of a batch that are failures, so that its calls are made again when it is repeated."""
 
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-        """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+        """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
 
     def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
         """Record another shard's answers in a sealed shard, in one transaction.
@@ -257,10 +260,10 @@ class Shard(Protocol):
         """
 
     def journal(self) -> Journal:
-        """The shard's records of the written batches."""
+        """Return the shard's records of the written batches."""
 
     def checksums(self, as_of: int) -> Checksums:
-        """The checksums recorded with batch `as_of`, or with the last batch before it."""
+        """Return the checksums recorded with batch `as_of`, or with the last batch before it."""
 
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch.
@@ -282,7 +285,7 @@ class Shard(Protocol):
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
-        """A page of state rows sorted by key and window, starting after `after`.
+        """Return a page of state rows sorted by key and window, starting after `after`.
 
         With `checked`, raises DamagedState if a row was altered since it was written.
         """
@@ -300,7 +303,7 @@ class Shard(Protocol):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        """A page of the sorted versions since batch `since` that come after `after`."""
+        """Return a page of the sorted versions since batch `since` that come after `after`."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
@@ -317,10 +320,13 @@ class Shard(Protocol):
         """Like `absorb_rows`, for operator states."""
 
     def last_places(self) -> LastPlaces:
-        """The last row, state and answer, after which an interrupted copy continues."""
+        """Return the last row, state and answer, after which an interrupted copy continues."""
 
     def row_counts(self) -> RowCounts:
-        """The numbers of rows of each group and operator. Reads the whole shard, which may take minutes."""
+        """Return the numbers of rows of each group and operator.
+
+        Reads the whole shard, which may take minutes.
+        """
 
     def replace_journal(self, since: int, journal: Journal) -> None:
         """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""

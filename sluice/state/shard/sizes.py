@@ -15,7 +15,10 @@ from sluice.state.shard.postgres_driver import schema_sizes
 
 
 def size_of(location: str) -> int | None:
-    """The size of a shard in bytes; None if there is no shard, or if its database does not answer."""
+    """Return the size of a shard in bytes.
+
+    Return None if there is no shard, or if its database does not answer.
+    """
     return sizes_of([location]).get(location)
 
 

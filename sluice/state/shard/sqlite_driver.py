@@ -37,7 +37,8 @@ _CACHE_KB = 16_000
 """The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time,
 because a large batch writes some pages several times."""
 _ROWS_AT_ONCE = 100
-"""The number of rows that one statement reads or inserts. A statement for each row would take several times as long."""
+"""The number of rows that one statement reads or inserts. A statement for each row would take
+several times as long."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0
@@ -241,7 +242,7 @@ class SqliteDriver(Driver):
         return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Whether the error means damage, rather than a full disk or a lock of another process."""
+        """Return whether the error means damage, rather than a full disk or a lock of another process."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)
@@ -255,7 +256,7 @@ class SqliteDriver(Driver):
 
 
 def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
-    """The values of all rows, each of which has `width` values, in a list for each statement."""
+    """Yield the values of all rows, each of which has `width` values, in a list for each statement."""
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement

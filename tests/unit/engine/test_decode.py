@@ -721,7 +721,10 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
 
 
 def test_the_later_steps_get_the_rows_of_a_partition_together(reading: Reading) -> None:
-    """They take some time for each batch of rows. Rows of two partitions would have to be divided again."""
+    """They take some time for each batch of rows.
+
+    Rows of two partitions would have to be divided again.
+    """
     reading.stream()
     read = [
         reading.records(GOOD, keys=[b"a"]),

@@ -66,7 +66,7 @@ def migrate(engine: Engine) -> None:
 
 
 def _version(connection: Connection) -> str | None:
-    """The ledger's version; None for a new ledger."""
+    """Return the ledger's version; None for a new ledger."""
     if not inspect(connection).has_table(TABLE):
         return None
     version: str | None = connection.execute(text(f"SELECT version_num FROM {TABLE}")).scalar()
