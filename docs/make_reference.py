@@ -126,7 +126,7 @@ def drawings() -> dict[str, str]:
         f"{name}.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", name))
         for name in examples.NAMES
     }
-    pictures |= {f"windows-{picture.__name__}.svg": picture() for picture in timelines.PICTURES}
+    pictures |= {f"{name}.svg": picture() for name, picture in timelines.PICTURES.items()}
     return {name: f"{picture}\n" for name, picture in pictures.items()}
 
 
