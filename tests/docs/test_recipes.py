@@ -83,7 +83,7 @@ def test_a_store_gets_another_name(kafka: EmbeddedKafka, tmp_path: Path) -> None
     kafka.create_topics({"renamed_sales": 1})
     brokers = {"bootstrap.servers": kafka.bootstrap, "log_level": "0"}
     values = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_KAFKA": json.dumps(brokers)})
-    produce(values.kafka, "renamed_sales", [(b"s1", b"tea", 0), (b"s1", b"pot", 0)])
+    produce(values.kafka, "renamed_sales", [("s1", b"tea", 0), ("s1", b"pot", 0)])
     spark = SparkInProcess.session()
 
     JobRun(spark, plan(renamed("old_name")).job, values).run()

@@ -116,8 +116,8 @@ def test_joins(run: Run, tmp_path: Path) -> None:
         driver.pipe("shops", {"city": city, "floors": floors}, key=shop, timestamp=0)
     driver.pipe("cities", "a city", key="tea")
     driver.pipe("prices", {"cents": 150}, key="tea", timestamp=0)
-    for key, note in (("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")):
-        driver.pipe("notes", note, key=key, timestamp=1_000)
+    for place, note in (("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")):
+        driver.pipe("notes", note, key=place, timestamp=1_000)
     for shop, item in (("s1", "tea"), ("s1", "pot"), ("s3", "tea")):
         driver.pipe("sales", {"item": item, "amount": 5}, key=shop, timestamp=5_000)
     driver.pipe("sales", {"item": "cup", "amount": 1}, key="s4", timestamp=60_000)
@@ -146,8 +146,8 @@ def test_tables(run: Run) -> None:
     assert driver.store("shops_in_city") == {"Pune": 0, "Goa": 2}
     insert = {"kind": "insert", "old": None, "new": {"city": "Pune", "floors": 2}}
     assert records(driver, "shop_history")[0] == ("s1", insert)
-    ((shop, move),) = records(driver, "moved_shops")
-    assert (shop, move["before"], move["after"]) == ("s1", "Pune", "Goa")
+    ((moved, move),) = records(driver, "moved_shops")
+    assert (moved, move["before"], move["after"]) == ("s1", "Pune", "Goa")
     assert driver.store("shops_opened_and_closed")["Pune"] == {"opened": 2, "closed": 1}
 
     change = {"op": "c", "before": None, "after": {"city": "Goa", "floors": 1}}
