@@ -17,7 +17,7 @@ import typer
 from typing_extensions import TypeVar
 
 import sluice
-from docs import timelines
+from docs import flowcharts, timelines
 from sluice import (
     Client,
     Routes,
@@ -155,7 +155,8 @@ def drawings() -> dict[str, str]:
         f"{name}.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", name))
         for name in examples.NAMES
     }
-    pictures |= {f"{name}.svg": picture() for name, picture in timelines.PICTURES.items()}
+    drawn = timelines.PICTURES | flowcharts.PICTURES
+    pictures |= {f"{name}.svg": picture() for name, picture in drawn.items()}
     return {name: f"{picture}\n" for name, picture in pictures.items()}
 
 
@@ -167,7 +168,7 @@ def _extras() -> str:
 
 
 def _types() -> str:
-    """The names that stand for types in the tables of parameters."""
+    """Explain the names that stand for types in the tables of parameters."""
     rows = ["| type | means |", "| --- | --- |"]
     rows += [f"| `{name}` | {meaning} |" for name, meaning in _TYPES.items()]
     return "## Types of parameters\n\n" + "\n".join(rows)
@@ -183,7 +184,7 @@ def _describe(thing: Any) -> str:
 
 
 def _body(thing: Any) -> list[str]:
-    """The signature, the docstring and a table of the parameters of a class or a function."""
+    """Return the signature, the docstring and a table of the parameters of a class or a function."""
     if thing in _MADE_BY_METHODS:
         return [_text(thing)]
     signature = inspect.signature(thing)
@@ -199,7 +200,7 @@ def _body(thing: Any) -> list[str]:
 
 
 def _members(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties in source order, without those of a base class that the page describes."""
+    """Yield public methods and properties in source order, without those of a base class that the page describes."""
     described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
     listed: set[str] = set()
     for base in getattr(kind, "__mro__", ()):
@@ -215,7 +216,7 @@ def _members(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _call(name: str, parameters: list[inspect.Parameter], signature: inspect.Signature) -> str:
-    """How a class or a function is called: names only, because the table has the types."""
+    """Show how a class or a function is called: names only, because the table has the types."""
     texts: list[str] = []
     may_be_positional = True
     for parameter in parameters:
@@ -233,7 +234,7 @@ def _call(name: str, parameters: list[inspect.Parameter], signature: inspect.Sig
 
 
 def _made_by_factories(thing: Any) -> dict[str, Any]:
-    """The defaults of a dataclass that functions make: name of the parameter → default."""
+    """Return the defaults of a dataclass that functions make: name of the parameter → default."""
     if not dataclasses.is_dataclass(thing):
         return {}
     factories = {field.name: field.default_factory for field in dataclasses.fields(thing)}
@@ -243,7 +244,7 @@ def _made_by_factories(thing: Any) -> dict[str, Any]:
 
 
 def _unpacked(parameter: inspect.Parameter) -> list[str]:
-    """A row for each key of the TypedDict that a parameter such as `**part` unpacks; none for other parameters."""
+    """Return a row for each key of the TypedDict that a parameter such as `**part` unpacks, else none."""
     for kind in (queries.RangeParameters, queries.ReadPoint):
         if parameter.annotation == f"Unpack[{kind.__name__}]":
             return [
@@ -268,7 +269,7 @@ def _stars(parameter: inspect.Parameter) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """A type as written in the source."""
+    """Write a type as the source does, with the possible texts in place of the name of a Literal."""
     if isinstance(annotation, type | TypeVar) and not get_args(annotation):
         return annotation.__name__
     text = str(annotation).strip('"').replace("'", '"')
@@ -279,7 +280,7 @@ def _type(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """A default as an author would write it."""
+    """Write a default as an author would."""
     if value is ...:
         return "left out"
     if inspect.isfunction(value):
@@ -293,7 +294,7 @@ def _default(value: Any) -> str:
 
 
 def _text(thing: Any) -> str:
-    """The docstring, with the lines of each paragraph joined."""
+    """Return the docstring, with the lines of each paragraph joined."""
     paragraphs = (inspect.getdoc(thing) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 

@@ -72,7 +72,7 @@ def suppress() -> str:
 
 
 def silence() -> str:
-    """A window that closes although no record comes, with `advance_when_idle="30 seconds"`."""
+    """Draw a window that closes although no record comes, with `advance_when_idle="30 seconds"`."""
     last_record, window_end, grace_end = 50_000, _MINUTE, _MINUTE + 15_000
     closed = grace_end + 30_000
     rows = {
@@ -88,7 +88,7 @@ def silence() -> str:
 
 
 def within() -> str:
-    """The records of two streams that a join with `within("10 seconds")` combines."""
+    """Draw the records of two streams that a join with `within("10 seconds")` combines."""
     sale, near = 30_000, 10_000
     notes = {12_000: "n1", 24_000: "n2", 37_000: "n3"}
     joined = [(time, label) for time, label in notes.items() if abs(time - sale) <= near]
@@ -103,7 +103,7 @@ def within() -> str:
 
 
 def table_rows() -> str:
-    """The row of a key, its changes, and the row that a sale is joined with."""
+    """Draw the row of a key, its changes, and the row that a sale is joined with."""
     rows = {
         "records, key s1": _points((5_000, "Pune"), (25_000, "Goa"), (45_000, "null")),
         "row of s1": [(5_000, 25_000, "Pune"), (25_000, 45_000, "Goa")],
@@ -115,7 +115,7 @@ def table_rows() -> str:
 
 
 def updates() -> str:
-    """The updates of a count: after every record, or once per batch."""
+    """Draw the updates of a count: after every record, or once per batch."""
     times = (5_000, 10_000, 25_000, 40_000, 50_000)
     every = [(time, str(number)) for number, time in enumerate(times, start=1)]
     rows = {
