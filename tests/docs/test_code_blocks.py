@@ -37,7 +37,7 @@ def test_python_blocks_are_python(page: str) -> None:
             ast.parse(step.commands)
 
 
-@pytest.mark.parametrize(("page", "path"), pipelines())
+@pytest.mark.parametrize(("page", "path"), list(pipelines()))
 def test_the_pipeline_of_a_page_can_be_planned(page: str, path: str, tmp_path: Path) -> None:
     file = tmp_path / Path(path).name
     file.write_text(files(read(page))[path])
