@@ -155,7 +155,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     """`OPERATOR/TOPIC/PARTITION` → the largest event time in ms."""
     counts: dict[str, int]
     """Name of a count → number of the batch's records, such as `read`, `applied` or
-    `late/STORE`; also `rows`, the versions written to shards. docs/how-it-works.md lists all
+    `late/STORE`; also `rows`, the versions written to shards. docs/counts.md lists all
     names."""
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""

@@ -1235,8 +1235,8 @@ class Stream(Handle[V]):
         whose rows the processor can read by any key; every worker gets a copy of these tables. By
         default, each record key has its own entries in the stores and its own timers. After a
         windowed table, a key is a `Windowed`, and each key and window has its own entries and
-        timers. With `by`, an SQL expression or a list of fields, each value of `by` has them
-        instead.
+        timers. With `by`, an SQL expression or a list of fields, the entries and timers belong to
+        each value of `by` instead.
 
         Each store can be queried by this key (the record key or the value of `by`), and the result
         is an object with all entries of the key. With `queryable=False`, the stores cannot be

@@ -280,8 +280,8 @@ class Table(Handle[V]):
         """Join rows of the same key; the value has the fields `left` and `right`.
 
         A change of either table updates the result. With `on`, the join is a foreign-key join: `on`
-        is an SQL expression over this table's value that gives the key of the other table's row. A
-        global table is looked up only when a row of this table changes.
+        is an SQL expression over this table's value that gives the key of the other table's row.
+        Changes to a global table alone produce no output.
         """
         where = self._where("join")
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
