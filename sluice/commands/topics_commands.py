@@ -122,7 +122,7 @@ def read(topic: TopicName, separator: KeySeparator = "") -> None:
 def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
     """Return the key, value and timestamp to send for a line.
 
-    Return the timestamp 0 is the current time.
+    The timestamp 0 is the current time.
     """
     if not separator:
         return None, line.encode(), 0

@@ -108,7 +108,7 @@ class Schedule(msgspec.Struct, array_like=True):
 def field_of(number: int) -> str:
     """Return the field of `KeyState.stores` for a processor's store.
 
-    Return the store's own name may be invalid in Python.
+    The store's own name may be invalid in Python.
     """
     return f"s{number}"
 

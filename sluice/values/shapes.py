@@ -31,7 +31,7 @@ class Shape:
     def of_kind(cls, kind: str) -> Shape:
         """Return the shape of a value of this Spark SQL type.
 
-        Return an empty text means an unknown type.
+        An empty text means an unknown type.
         """
         fields = struct_fields(kind)
         # A value of type Any is not an object in SQL, although it is stored as one.

@@ -15,7 +15,7 @@ MOST_DIGITS = 38
 def struct_type(fields: Mapping[str, str]) -> str:
     """Return the type of an object with these fields.
 
-    Return a field of an unknown type has an empty type.
+    A field of an unknown type has an empty type.
     """
     named_types = [f"{quoted(name)}: {kind}" for name, kind in fields.items()]
     return f"STRUCT<{', '.join(named_types)}>"

@@ -372,7 +372,7 @@ class StageRun:
     def states_to_store(self) -> list[State]:
         """Return the states of all operators' finished keys.
 
-        Return the shard writes the states that have changed.
+        The shard writes those that have changed.
         """
         states: list[State] = []
         for operator in self.operators.values():
