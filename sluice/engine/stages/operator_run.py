@@ -244,10 +244,10 @@ class OperatorRun:
         """The states of a table, made from the rows of its store. Empty if no result depends on them."""
         if not self.spec.plan.sends_old_values:
             return {}
-        return {
-            key: LatestValue(value)
-            for key, value in self._stored.read_store(self.spec.number, keys).items()
-        }
+        values = self._stored.read_store(
+            self.spec.number, keys, with_headers=self.spec.plan.keeps_headers
+        )
+        return {key: LatestValue(value) for key, value in values.items()}
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.

@@ -1,0 +1,33 @@
+"""State rows of stores that keep headers: JSON arrays of a value and the headers of its record.
+
+The state row of any other store of an operator is an array of the value alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluice.values.dead_letter_headers import PREFIX
+from sluice.values.headers import Headers
+
+KEEPS_HEADERS = ", with the headers of records"
+"""The end of the definition of a store that keeps headers."""
+_IN_JSON = f'"key":"{PREFIX}'
+
+_elements = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
+
+
+def kept_headers(text: str | None) -> str | None:
+    """The headers that a store keeps, as JSON.
+
+    Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
+    """
+    if text is None or _IN_JSON not in text:
+        return text
+    return Headers(pair for pair in Headers.of_json(text) if not pair[0].startswith(PREFIX)).json()
+
+
+def value_of_row(row: str) -> str:
+    """The JSON of the value in the state row of a store that keeps headers."""
+    value, _ = _elements(row)
+    return bytes(value).decode()
