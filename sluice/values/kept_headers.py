@@ -5,6 +5,8 @@ The state row of any other store of an operator is an array of the value alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from sluice.values.dead_letter_headers import PREFIX
@@ -14,6 +16,7 @@ KEEPS_HEADERS = ", with the headers of records"
 """The end of the definition of a store that keeps headers."""
 _IN_JSON = f'"key":"{PREFIX}'
 
+_decode_by_name = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _elements = msgspec.json.Decoder(tuple[msgspec.Raw, msgspec.Raw]).decode
 
 
@@ -25,6 +28,21 @@ def kept_headers(text: str | None) -> str | None:
     if text is None or _IN_JSON not in text:
         return text
     return Headers(pair for pair in Headers.of_json(text) if not pair[0].startswith(PREFIX)).json()
+
+
+def headers_by_name(text: str | None) -> dict[str, Headers]:
+    """The headers of the values of a processor's store: key of the value → its headers.
+
+    `text`: a JSON object, in which values without headers are missing.
+    """
+    headers = _decode_by_name(text or "{}")
+    return {name: Headers.of_json(bytes(raw).decode()) for name, raw in headers.items()}
+
+
+def headers_by_name_json(headers: Mapping[str, str | None]) -> str:
+    """The inverse of `headers_by_name`, for headers as JSON."""
+    texts = {name: msgspec.Raw(text.encode()) for name, text in headers.items() if text is not None}
+    return msgspec.json.encode(texts).decode()
 
 
 def value_of_row(row: str) -> str:

@@ -47,9 +47,7 @@ class TableReader(Reader):
         """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
-        with_headers = frozenset(
-            table.source.topic for table in job.tables if table.keeps_headers
-        )
+        with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
         # Some joins need the order of records, so they read these tables as streams, too. The
         # records of such a table are counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
