@@ -63,13 +63,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class EntryWithHeaders(Entry, frozen=True, array_like=True):
     """An entry of a store that keeps headers."""
 
-    kept: msgspec.Raw | None = None
-    """JSON of the headers, or of an object with the headers of each value of a processor's store."""
+    kept: msgspec.Raw = msgspec.Raw(_NULL)
+    """JSON of the headers, or of an object with the headers of each value of a processor's store.
+    It is null without headers."""
 
     @property
     @override
     def keeps_headers(self) -> bool:
-        return self.kept is not None
+        return self._text is not None
 
     @property
     @override
@@ -83,7 +84,8 @@ class EntryWithHeaders(Entry, frozen=True, array_like=True):
 
     @property
     def _text(self) -> str | None:
-        return None if self.kept is None else bytes(self.kept).decode()
+        text = bytes(self.kept)
+        return None if text == _NULL else text.decode()
 
     @property
     def _is_by_name(self) -> bool:
@@ -99,7 +101,7 @@ def entry_with_headers(row: StateRow) -> Entry | None:
     if value is None:
         return None
     assert row.value is not None
-    headers = store_value(1, row.value)
+    headers = store_value(1, row.value) or msgspec.Raw(_NULL)
     return EntryWithHeaders(row.key, row.window_start, row.window_end, value, headers)
 
 
