@@ -56,16 +56,29 @@ def is_partial(workers: Iterable[WorkerStatus]) -> bool:
     return any(worker.status != "ok" for worker in workers)
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key and its value.
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A header of a record. Names may occur several times."""
 
-    In a windowed store, an entry also has the window's `start` and `end`.
+    name: str
+    value: str | None
+    """The value as text, with � in place of bytes that are not UTF-8."""
+    base64: str | None = None
+    """The value in base64, if it is not UTF-8. Absent in dead letters."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A key and its value. In a windowed store, an entry also has the window's `start` and `end`.
+
+    In a store that keeps headers, an entry has the `headers` of the record that has last changed
+    it. In such a store of a processor, `headers_by_name` has the headers of each value of the key.
     """
 
     key: str
     value: Any
     start: datetime | None = None
     end: datetime | None = None
+    headers: list[Header] = []
+    headers_by_name: dict[str, list[Header]] = {}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -431,16 +444,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stores: list[str]
     same_topology: bool
     """Whether the topology equals the current generation's topology."""
-
-
-class Header(msgspec.Struct, frozen=True):
-    """A header of a record, with � in place of bytes that are not UTF-8.
-
-    Names may occur several times.
-    """
-
-    name: str
-    value: str | None
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):

@@ -323,11 +323,13 @@ def _print_entries(entries: Iterable[Entry], form: Form) -> None:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    """Return the key, the window, and the fields of the value.
+    """Return the key, the window, the headers if there are any, and the fields of the value.
 
     A field named like another column becomes `value.NAME`.
     """
     row: dict[str, Any] = {"key": entry.key, **_bounds(entry)}
+    if entry.headers or entry.headers_by_name:
+        row["headers"] = msgspec.to_builtins(entry.headers or entry.headers_by_name)
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name

@@ -29,6 +29,7 @@ from sluice.operators.processor import (
 )
 from sluice.support.arrays import Indices
 from sluice.values.headers import NO_HEADERS, Headers
+from sluice.values.kept_headers import headers_by_name_json
 from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import (
     Windowed,
@@ -72,6 +73,7 @@ class Process:
         self.state_type = _state_type(options)
         self._empty_state = self.new_state()
         self._has_plain_values = [has_plain_values(store.value_type) for store in options.values()]
+        self._keeps_headers = [store.keeps_headers for store in options.values()]
         self._ttls: list[tuple[str, int]] = []
         for number, store in enumerate(options.values()):
             if store.ttl is not None:
@@ -228,7 +230,7 @@ class Process:
             return None
         times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
-            times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
+            times += [entry[0] + ttl + 1 for entry in getattr(state.stores, field).values()]
         return min(times) if times else None
 
     def close(
@@ -279,16 +281,17 @@ class Process:
     def is_empty(self, state: KeyState) -> bool:
         return state == self._empty_state
 
-    def entries(self, state: KeyState) -> Sequence[dict[str, tuple[int, Any]]]:
-        """Return each store's entries of a key: name → the time of the `put`, and the value."""
+    def entries(self, state: KeyState) -> Sequence[dict[str, tuple[Any, ...]]]:
+        """Return each store's entries of a key: name → the time of the `put`, the value, and perhaps headers."""
         return msgspec.structs.astuple(state.stores)
 
-    def texts_of_entries(
-        self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]
+    def rows_of_entries(
+        self, store: int, entries_of_keys: Sequence[dict[str, tuple[Any, ...]]]
     ) -> list[str | None]:
-        """Return the entries of each key in one store as a JSON object, for queries.
+        """Return the state row of each key in one store, for queries: an array with a JSON object of the key's entries.
 
-        Return None if a key has no entries.
+        None if a key has no entries. If the store keeps headers, the array also has an object with
+        their headers.
         """
         objects: list[dict[str, Any]] = []
         for entries in entries_of_keys:
@@ -296,9 +299,16 @@ class Process:
             names = sorted(entries) if len(entries) > 1 else entries
             objects.append({name: entries[name][1] for name in names})
         texts = plain_texts(objects) if self._has_plain_values[store] else map(to_json, objects)
-        return [
-            text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)
-        ]
+        rows: list[str | None] = []
+        for text, entries in zip(texts, entries_of_keys, strict=True):
+            if not entries:
+                rows.append(None)
+            elif self._keeps_headers[store]:
+                headers = {name: entry[2] for name, entry in sorted(entries.items())}
+                rows.append(f"[{text},{headers_by_name_json(headers)}]")
+            else:
+                rows.append(f"[{text}]")
+        return rows
 
     def _fire(
         self,
@@ -437,7 +447,10 @@ def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
     """
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
-        kind: Any = tuple[int, state_type(options.value_type)]  # type: ignore[misc]
+        value_type = state_type(options.value_type)
+        kind: Any = tuple[int, value_type]  # type: ignore[valid-type]
+        if options.keeps_headers:
+            kind = tuple[int, value_type, str | None]  # type: ignore[valid-type]
         entries.append((field_of(number), dict[str, kind], msgspec.field(default_factory=dict)))
     names = {field_of(number): name for number, name in enumerate(stores)}
     held = msgspec.defstruct("Stores", entries, rename=names)

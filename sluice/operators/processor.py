@@ -24,6 +24,7 @@ from sluice.operators.encoding import (
 from sluice.operators.plain_values import plain_check, plain_copy
 from sluice.values.contract_parts import amount_check
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
+from sluice.values.kept_headers import kept_headers
 from sluice.values.keys import key_text
 from sluice.values.stored_values import value_decoder
 from sluice.values.utc_times import AFTER_LAST
@@ -76,6 +77,7 @@ class StoreOptions:
 
     value_type: Any = Any
     ttl: int | None = None
+    keeps_headers: bool = False
 
 
 class Schedule(msgspec.Struct, array_like=True):
@@ -173,6 +175,14 @@ class Journal:
                 kept[name] = before
 
 
+HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
+
+
+def headers_json(headers: HeadersArgument) -> str | None:
+    """Return the headers as JSON; None without headers."""
+    return (headers if isinstance(headers, Headers) else Headers(headers)).json()
+
+
 class Store(Generic[V]):
     """A named key-value store. A processor sees only the entries of the current record's key.
 
@@ -183,7 +193,10 @@ class Store(Generic[V]):
     def __init__(self, name: str, options: StoreOptions, context: ContextBase) -> None:
         self.name = name
         self.ttl = options.ttl
-        self.entries: dict[str, tuple[int, V]] = {}
+        self._keeps_headers = options.keeps_headers
+        self.entries: dict[str, tuple[Any, ...]] = {}
+        """Key → the time of the `put`, the value and, if the store keeps headers, the headers as
+        JSON."""
         self._context = context
         self._journal = context.journal
         self._is_plain = plain_check(options.value_type)
@@ -208,13 +221,28 @@ class Store(Generic[V]):
         entry = self.entries.get(key)
         if entry is None:
             return default
-        written, value = entry
-        if self.ttl is not None and self._expired(written):
+        if self.ttl is not None and self._expired(entry[0]):
             return default
+        value: V = entry[1]
         return value if type(value) in IMMUTABLE else self._copy(value)
 
-    def put(self, key: str, value: V) -> None:
-        """Set the value of a key. The time to live of the value begins again."""
+    def headers(self, key: str) -> Headers:
+        """Return the headers that `put` has stored with the value of a key; empty if the key has no value.
+
+        Raises ValueError unless the pipeline's `keep_headers` names the store.
+        """
+        self._require_kept_headers()
+        entry = self.entries.get(key)
+        if entry is None or self._expired(entry[0]):
+            return NO_HEADERS
+        return Headers.of_json(entry[2])
+
+    def put(self, key: str, value: V, *, headers: HeadersArgument | None = None) -> None:
+        """Set the value of a key. The time to live of the value begins again.
+
+        If the store keeps headers, it stores `headers`, by default the headers of the current
+        record. In a timer, the default is no headers.
+        """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         # This raises an error for surrogates, which no database stores.
@@ -224,9 +252,15 @@ class Store(Generic[V]):
             stored = self._as_read(value)
         else:
             stored = value if self._copy_plain is None else self._copy_plain(value)
+        if headers is not None:
+            self._require_kept_headers()
         if self._journal.is_kept:
             self._journal.change(self.entries, key)
-        self.entries[key] = self._context.stream_time, stored
+        if self._keeps_headers:
+            text = self._context._record_headers if headers is None else headers_json(headers)
+            self.entries[key] = self._context.stream_time, stored, kept_headers(text)
+        else:
+            self.entries[key] = self._context.stream_time, stored
 
     def delete(self, key: str) -> None:
         """Delete the value of a key, if it has one."""
@@ -241,9 +275,9 @@ class Store(Generic[V]):
             # The author's code may delete entries during the iteration.
             if not key.startswith(prefix) or key not in self.entries:
                 continue
-            written, value = self.entries[key]
-            if not self._expired(written):
-                yield key, self._copy(value)
+            entry = self.entries[key]
+            if not self._expired(entry[0]):
+                yield key, self._copy(entry[1])
 
     def _copy(self, value: V) -> V:
         if type(value) in IMMUTABLE:
@@ -272,6 +306,13 @@ class Store(Generic[V]):
         if self._is_undeclared:
             require_same(value, decoded, f"stores={{{self.name!r}: ...}}")
         return decoded
+
+    def _require_kept_headers(self) -> None:
+        if not self._keeps_headers:
+            raise ValueError(
+                f"store {self.name!r} keeps no headers; create the pipeline with "
+                f"keep_headers=[{self.name!r}]"
+            )
 
     def _expired(self, written: int) -> bool:
         return self.ttl is not None and written + self.ttl < self._context.stream_time
@@ -305,9 +346,6 @@ class ReadOnlyTable(Generic[V]):
         text_of_key = key_text(key)
         value = None if text_of_key is None else self.read_row(self._number, text_of_key)
         return default if value is None else self._decode(value)
-
-
-HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 
 
 class ContextBase:
@@ -350,6 +388,11 @@ class ContextBase:
         self._time_before = -1
         """Stream time before the current record; in a timer, the time that the timer's clock has
         reached."""
+
+    @property
+    def _record_headers(self) -> str | None:
+        """The headers of the current record, as JSON; None without headers, and in a timer."""
+        return self._out.headers
 
     def store(self, name: str) -> Store[Any]:
         """Return the store with this name in `process(stores=...)`."""
@@ -399,7 +442,7 @@ class ContextBase:
             out.emit(text_of_key, text, sent_at, window=window, to=to)
             return
         own_headers = out.headers
-        out.headers = (headers if isinstance(headers, Headers) else Headers(headers)).json()
+        out.headers = headers_json(headers)
         out.emit(text_of_key, text, sent_at, window=window, to=to)
         out.headers = own_headers
 
@@ -518,8 +561,8 @@ class ContextBase:
         for store in self._stores.values():
             if store.ttl is None:
                 continue
-            for key, (written, _) in [*store.entries.items()]:
-                if written + store.ttl < self.stream_time:
+            for key, entry in [*store.entries.items()]:
+                if entry[0] + store.ttl < self.stream_time:
                     del store.entries[key]
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
+from sluice.topology.graph import Graph
 from sluice.topology.serdes import shape_of
 from sluice.values.epochs import EpochTime
+from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
 from sluice.values.stored_values import models_within
@@ -67,8 +69,11 @@ def _is_read(field: str, texts: str) -> bool:
     return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 
 
-def step_definition(node: nodes.Node) -> str:
-    """Return the definition of a step as the author wrote it, with the declared types."""
+def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
+    """Return the definition of a step as the author wrote it, with the declared types.
+
+    The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
+    """
     types = ""
     match node:
         case nodes.Apply(takes=takes, shape=shape):
@@ -83,9 +88,25 @@ def step_definition(node: nodes.Node) -> str:
             stores = {} if queryable else stores
             store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
             types = f"({declared(takes)}) {', '.join(store_types)}"
-    return " ".join(
+    definition = " ".join(
         text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text
     )
+    keeps_headers = pipeline is not None and _keeps_headers(node, pipeline)
+    return f"{definition}{KEEPS_HEADERS}" if keeps_headers else definition
+
+
+def _keeps_headers(node: nodes.Node, pipeline: Graph) -> bool:
+    """Return whether the operator of a node keeps headers because the author has asked for them."""
+    match node:
+        case nodes.Aggregate(store=str() as store) | nodes.ToTable(store=str() as store):
+            return pipeline.keeps_headers(store)
+        case nodes.Join(kind="stream-stream", how="left" | "outer"):
+            return pipeline.keeps_headers(None)
+        case nodes.Process(queryable=False, stores=stores):
+            # Stores that can be queried have their own definitions.
+            return any(map(pipeline.keeps_headers, stores))
+        case _:
+            return False
 
 
 def declared(kind: Any) -> str:

@@ -174,9 +174,13 @@ class Job:
 
     @property
     def keeps_headers(self) -> bool:
-        """Whether the headers of records may reach a topic, or a processor that can read them."""
-        processors = (isinstance(operator.action, Process) for operator in self.operators)
-        return any(sink.table is None for sink in self.sinks) or any(processors)
+        """Whether headers may reach a topic, a store that keeps them, or a processor that can read them."""
+        if any(sink.table is None for sink in self.sinks):
+            return True
+        for operator in self.operators:
+            if operator.keeps_headers or isinstance(operator.action, Process):
+                return True
+        return any(table.keeps_headers for table in self.tables)
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
@@ -407,7 +411,8 @@ class Job:
                 others |= edge.results_of
         numbers: set[int] = set()
         for operator in self.operators:
-            if operator.store is None or operator.columns_read:
+            # Each result has other headers, even if it has the same value.
+            if operator.store is None or operator.columns_read or operator.keeps_headers:
                 continue
             if operator.number not in others:
                 numbers.add(operator.number)
@@ -433,7 +438,8 @@ class Job:
         numbers: set[int] = set()
         for operator in self.operators:
             is_aggregate = isinstance(operator.action, Aggregate | PythonAggregate)
-            if is_aggregate and operator.sends_old_values and operator.number not in others:
+            may_skip = operator.sends_old_values and not operator.keeps_headers
+            if is_aggregate and may_skip and operator.number not in others:
                 numbers.add(operator.number)
         return frozenset(numbers)
 

@@ -34,6 +34,7 @@ from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
+from sluice.topology.graph import Graph
 from sluice.topology.serdes import shape_of
 from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
@@ -56,7 +57,9 @@ def _processor_group(store: str) -> int:
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
 
-def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
+def action_of(
+    node: nodes.Node, functions: tuple[AggregateFunction, ...], pipeline: Graph
+) -> Action:
     """Return the parameters of a node's operator, from which the engine builds the operator."""
     match node:
         case nodes.Aggregate(python=None):
@@ -92,7 +95,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 node.until, _waiting_time(node), *limits, needs_old_to_filter(node), node.early_ms
             )
         case nodes.Join():
-            return _join(node)
+            return _join(node, pipeline)
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.SetMetadata():
@@ -100,7 +103,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.ChangedRows():
             return ChangedRows(node.check_old)
         case nodes.Process():
-            return _process(node)
+            return _process(node, pipeline)
         case nodes.Call():
             return Call(
                 Reference(node.function),
@@ -125,10 +128,10 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             raise AssertionError(f"{node.name} is not an operator")
 
 
-def _join(node: nodes.Join) -> StreamJoin | TableJoin:
+def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
     if node.kind == "stream-stream":
         assert isinstance(node.window, JoinWindow)
-        return StreamJoin(node.how, node.window)
+        return StreamJoin(node.how, node.window, pipeline.keeps_headers(None))
     filtered = follows_filter(node.left), follows_filter(node.right)
     history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
     return TableJoin(
@@ -148,13 +151,14 @@ def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None
     return tuple((Reference(part.adder), reference(part.takes)) for part in node.parts)
 
 
-def _process(node: nodes.Process) -> Process:
+def _process(node: nodes.Process, pipeline: Graph) -> Process:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
         # A query shows all entries of a key at once, as a map.
         sql_type = f"map<string,{declared(kind)}>"
-        stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id)
+        keeps_headers = pipeline.keeps_headers(name)
+        stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id, keeps_headers)
     outputs = {}
     for number, (name, kind) in enumerate(node.returns.items()):
         column = result_column(node.number, number)

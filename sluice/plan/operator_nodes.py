@@ -133,6 +133,8 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "subtracts a table's old values"
     if is_behind:
         return "follows a step that needs each key's records in order"
+    if pipeline.keeps_headers(node.store):
+        return "its store keeps the headers of records"
     if reason := why_not_combinable(node):
         return reason
     if not _need_last_change_only(pipeline, children(pipeline, node)):

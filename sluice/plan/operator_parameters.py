@@ -99,6 +99,8 @@ class StreamJoin:
 
     how: How
     window: JoinWindow
+    keeps_headers: bool = False
+    """Whether a result for an unmatched record has the record's own headers."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class ProcessorStore:
     """The type of the values as shown by queries."""
     group_id: int | None
     """The group number of the store's state rows; None if the store cannot be queried."""
+    keeps_headers: bool = False
 
 
 @dataclass(frozen=True)

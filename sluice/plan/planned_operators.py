@@ -186,6 +186,9 @@ class PlannedOperator:
     """Whether this is a suppress step that reads the results of closed windows from the state of the aggregate
     before it (see `keeps_waiting_windows`)."""
 
+    keeps_headers: bool = False
+    """Whether the store keeps the headers of the results that have changed its rows."""
+
     @property
     def number(self) -> int:
         """The number of the operator's step."""

@@ -39,6 +39,7 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
     stores and steps with these names and the steps that follow them.
     """
+    pipeline.require_kept_stores()
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
     planned = _planned(pipeline)
@@ -185,9 +186,14 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     for source in _sources(pipeline):
         if source.kind == "global_table":
             sql_type = contracts.sql_type(source.serde.contract)
+            store = source.store or source.topic
             tables.append(
                 GlobalTableInput(
-                    source_of(source), source.number, sql_type, source.store or source.topic
+                    source_of(source),
+                    source.number,
+                    sql_type,
+                    store,
+                    pipeline.whole.keeps_headers(store),
                 )
             )
     return tuple(tables)

@@ -202,10 +202,13 @@ class StagePlanner:
         self.scopes.operator_stages[node.number] = stage
         timed_by_topics, is_timed_by_rows = self._timing(node) if stage > 1 else ((), True)
         late = self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None
+        store = getattr(node, "store", None)
+        keeps_headers = self.pipeline.whole.keeps_headers(store)
+        action = action_of(node, functions, self.pipeline.whole)
         return PlannedOperator(
             step=self.columns.steps[node.number],
             stage=stage,
-            action=action_of(node, functions),
+            action=action,
             edges=tuple(edges),
             # The rows of the tables that a processor reads do not advance the processor's stream
             # time.
@@ -214,17 +217,18 @@ class StagePlanner:
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,
             waits_for_close=waits_for_close(node),
-            store=getattr(node, "store", None),
+            store=store,
             by_window=nodes.is_keyed_by_window(node),
             grouped_by=getattr(node, "key", "_key"),
             window=nodes.window_of_store(node),
             late=late,
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
-            definition=step_definition(node),
+            definition=step_definition(node, self.pipeline.whole),
             timed_by_topics=timed_by_topics,
             is_timed_by_rows=is_timed_by_rows,
             reads_pattern=nodes.reads_pattern(node),
+            keeps_headers=store is not None and keeps_headers,
         )
 
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:

@@ -114,6 +114,8 @@ class GlobalTableInput:
     value: str
     """The Spark SQL type of the values."""
     store: str
+    keeps_headers: bool = False
+    """Whether the rows keep the headers of their records."""
 
 
 @dataclass(frozen=True)

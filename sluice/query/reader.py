@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from sluice.state.queries.worker_queries import (
     Top,
     Value,
     Values,
+    WithHeaders,
 )
 from sluice.state.shard.ranges import EVERYTHING, Range
 
@@ -63,20 +64,26 @@ class Reader:
 
     async def get(self, pin: Pin, key: str) -> Answer:
         """Return the value of one key of a store without windows: one entry, or none."""
-        value, status = await self.value(pin, key)
-        return Answer(
-            pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)]
-        )
+        entry, status = await self.entry(pin, key)
+        return Answer(pin, (status,), [] if entry is None else [entry])
 
-    async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
-        """Return the value of one key of a store without windows, or None, and the status of the worker that answered."""
+    async def entry(self, pin: Pin, key: str) -> tuple[Entry | None, WorkerStatus]:
+        """Return the entry of one key of a store without windows, or None, and the status of the worker that answered."""
         _require_windows(pin, are_there=False)
-        value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
-        if value is None:
+        entry: Entry | None = None
+        if pin.store.keeps_headers:
+            with_headers = WithHeaders(*pin.query_fields, [key])
+            entries, status = await self._query_owner(pin, key, with_headers)
+            entry = entries[0] if entries else None
+        else:
+            value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
+            if value is not None:
+                entry = Entry(key, NO_WINDOW, NO_WINDOW, value)
+        if entry is None:
             # If retention has removed the snapshot, its row for the key may be gone, too. A missing
             # row then does not mean that the key had no value.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
-        return value, status
+        return entry, status
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
         """Return the entries of up to 1,000 keys, in the order of `keys`.
@@ -95,6 +102,8 @@ class Reader:
             keys_by_worker[
                 0 if pin.store.kind == "global" else owner(key, len(pin.workers))
             ].append(key)
+        if pin.store.keeps_headers:
+            return await self._multi_get_with_headers(pin, wanted, keys_by_worker)
         queries: list[tuple[WorkerInfo, Query[dict[str, msgspec.Raw]]]] = []
         for number, worker_keys in sorted(keys_by_worker.items()):
             queries.append((pin.workers[number], Values(*pin.query_fields, worker_keys)))
@@ -104,6 +113,16 @@ class Reader:
             values.update(worker_values)
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
         return Answer(pin, statuses, entries)
+
+    async def _multi_get_with_headers(
+        self, pin: Pin, wanted: Sequence[str], keys_by_worker: Mapping[int, list[str]]
+    ) -> Answer:
+        queries: list[tuple[WorkerInfo, Query[list[Entry]]]] = []
+        for number, worker_keys in sorted(keys_by_worker.items()):
+            queries.append((pin.workers[number], WithHeaders(*pin.query_fields, worker_keys)))
+        results, statuses = await self._query_each(pin, queries)
+        entries = {entry.key: entry for entry in chain.from_iterable(results)}
+        return Answer(pin, statuses, [entries[key] for key in wanted if key in entries])
 
     async def windows(
         self,
@@ -119,7 +138,9 @@ class Reader:
         _require_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
         entries, status = await self._query_owner(
-            pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1)
+            pin,
+            key,
+            Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1, pin.store.keeps_headers),
         )
         if len(entries) > MAX_ENTRIES:
             raise QueryError(
@@ -142,7 +163,9 @@ class Reader:
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(
-            pin, Scan(*pin.query_fields, within, after, limit + 1), workers
+            pin,
+            Scan(*pin.query_fields, within, after, limit + 1, pin.store.keeps_headers),
+            workers,
         )
         if sum(map(len, pages)) > MANY:
             entries = await asyncio.to_thread(_merge_entries, pages, limit + 1)
@@ -227,7 +250,8 @@ class Reader:
         """Return the entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
         _require_times(pin, within)
         results, statuses = await self._query_all(
-            pin, Top(*pin.query_fields, within, field, limit, smallest)
+            pin,
+            Top(*pin.query_fields, within, field, limit, smallest, pin.store.keeps_headers),
         )
         entries = list(chain.from_iterable(results))
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from sluice.values.kept_headers import KEEPS_HEADERS
+
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
@@ -70,6 +72,11 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     made: str = ""
     """The steps that compute the store, from its source on. If they change, the store cannot keep
     its state."""
+
+    @property
+    def keeps_headers(self) -> bool:
+        """Whether the rows of the store keep the headers of records."""
+        return self.made.endswith(KEEPS_HEADERS)
 
 
 class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):

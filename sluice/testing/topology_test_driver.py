@@ -17,7 +17,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,13 +27,14 @@ import msgspec
 import structlog
 
 from sluice.errors import TopologyError
-from sluice.plan import Job, matched_job, plan
+from sluice.plan import Job, is_of_processor, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
 from sluice.provision.jars import Bundle
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
-from sluice.state.model import StoreInfo, owner
+from sluice.state.model import StateRow, StoreInfo, owner
+from sluice.state.queries.entries import entry_with_headers
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
@@ -320,6 +321,28 @@ class TopologyTestDriver:
             )
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
+    def store_headers(self, name: str) -> dict[Any, Any]:
+        """Return the headers of a store's rows by key, if the pipeline's `keep_headers` names the store.
+
+        The dictionary's keys are those of `store`. In a processor's store, each value of a key has
+        headers of its own, so a dictionary takes the place of the headers.
+        """
+        self.store(name)
+        store = self._run.stores[name]
+        if not store.keeps_headers:
+            raise TopologyError(
+                f"Store {name!r} of {self.pipeline.name} keeps no headers.",
+                next_step=f"Create the pipeline with keep_headers=[{name!r}].",
+            )
+        is_of_processor_store = is_of_processor(store.group_id)
+        headers: dict[Any, Any] = {}
+        for row in _rows(self._run.storage.locations, store, self._run.batch):
+            entry = entry_with_headers(row)
+            if entry is not None:
+                own = entry.headers_by_name if is_of_processor_store else entry.headers
+                headers[_key_of(row, store)] = own
+        return headers
+
     def counts(self) -> dict[str, int]:
         """Return what happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
         self.commit()
@@ -395,7 +418,17 @@ def _text(value: str | bytes | None) -> str | bytes | None:
         return value
 
 
-def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+    for row in _rows(locations, store, batch):
+        assert row.value is not None
+        yield _key_of(row, store), msgspec.json.decode(plain_json(row.value))[store.store_column]
+
+
+def _key_of(row: StateRow, store: StoreInfo) -> Any:
+    return (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+
+
+def _rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[StateRow]:
     # Every shard holds a whole copy of a global table.
     is_global = store.kind == "global"
     for worker, location in enumerate(locations[:1] if is_global else locations):
@@ -405,12 +438,7 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
                 assert is_global or owner(row.key, len(locations)) == worker, (
                     "queries ask the worker that owns the key"
                 )
-                key = (
-                    (row.key, row.window_start, row.window_end)
-                    if store.kind == "window"
-                    else row.key
-                )
-                yield key, msgspec.json.decode(plain_json(row.value))[store.store_column]
+                yield row
 
 
 def shared_session() -> SparkSession:

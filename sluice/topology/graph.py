@@ -35,6 +35,8 @@ class Graph:
         arguments.require_choice(f"{name} at {source_line()}", "on_error", on_error, nodes.OnError)
         self.name = name
         self.on_error: nodes.OnError = on_error
+        self.keep_headers: bool | frozenset[str] = False
+        """Whether all stores keep the headers of records, or the names of the stores that do."""
         self.nodes: list[nodes.Node] = []
         self.whole: Graph = self
         """The pipeline of which this pipeline is a part; this pipeline itself if it is not a
@@ -49,6 +51,12 @@ class Graph:
         node = node_type(number=len(self.nodes), at=source_line(), on_error=policy, **values)
         self.nodes.append(node)
         return node
+
+    def keeps_headers(self, store: str | None) -> bool:
+        """Return whether a store keeps the headers of the records that have last changed its rows."""
+        if isinstance(self.keep_headers, bool):
+            return self.keep_headers
+        return store in self.keep_headers
 
     def part(self, names: Collection[str]) -> Self:
         """Return a pipeline of the steps and stores with these names, and of everything upstream of them."""

@@ -463,6 +463,19 @@ STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator,
 """The steps that may keep a state, or a position in a topic."""
 
 
+def stores_of(node: Node) -> tuple[str, ...]:
+    """Return the names of the stores of a step, including the stores of a processor that cannot be queried."""
+    match node:
+        case Process(stores=stores):
+            return tuple(stores)
+        case Source(kind="global_table", store=store, topic=topic):
+            return (store or topic,)
+        case Aggregate(store=str() as store) | ToTable(store=str() as store):
+            return (store,)
+        case _:
+            return ()
+
+
 def joins_global_table(node: Join) -> bool:
     """Return whether the right side of a join is a global table."""
     return isinstance(node.right, Source) and node.right.kind == "global_table"

@@ -17,6 +17,7 @@ from sluice import answers
 from sluice.answers import WorkerStatus, is_partial
 from sluice.observe import monitoring
 from sluice.query import Entry, Pin
+from sluice.query.answered_entries import answered_entry
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 from sluice.values.utc_times import utc_datetime
@@ -102,12 +103,7 @@ def entries_payload(
     cursor: str | None = None,
 ) -> Payload:
     """Entries as they appear in a response."""
-    shown = [
-        answers.Entry(
-            entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end)
-        )
-        for entry in entries
-    ]
+    shown = [answered_entry(entry, entry.value) for entry in entries]
     return Payload("entries", encoded(shown), workers, cursor)
 
 

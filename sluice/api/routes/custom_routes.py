@@ -31,7 +31,7 @@ from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
-from sluice.state.model import NO_WINDOW, WorkerInfo, owner
+from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import Range
 from sluice.support.time_limit import finish_within
@@ -71,9 +71,9 @@ class Stores:
         `sluice.key_text` returns.
         """
         text = lookup_key(key)
-        value, status = await self._reader.value(await self._pin(store), text)
+        entry, status = await self._reader.entry(await self._pin(store), text)
         self.statuses.append(status)
-        return None if value is None else Entry(text, NO_WINDOW, NO_WINDOW, value)
+        return entry
 
     async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
         """Return the entries of up to 1,000 keys, in the order of `keys`.

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.headers import decode_headers
+from sluice.values.kept_headers import kept_headers
 from sluice.values.record_places import Place
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -70,6 +72,17 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     pairs = pa.StructArray.from_arrays(columns, fields=[*HEADERS.value_type])
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
     return records.append_column("headers", lists.cast(HEADERS))
+
+
+def rows_with_headers(values: Texts, headers: Texts) -> Texts:
+    """Return the state rows of a store that keeps headers.
+
+    A null value, which deletes a row, stays null.
+    """
+    if headers.null_count < len(headers):
+        headers = pa.array(map(kept_headers, headers.to_pylist()), pa.string())
+    ends = pc.binary_join_element_wise(",", pc.fill_null(headers, "null"), "]", "")
+    return pc.binary_join_element_wise("[", values, ends, "")
 
 
 def concatenate_records(tables: list[pa.Table]) -> pa.Table:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.batch_start import this_batch, this_worker
+from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_batches import packed_side_outputs
 from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
@@ -78,6 +79,8 @@ class ShardWriter:
     """Global tables. Every worker has them, so only the first worker returns their changes."""
     stores: frozenset[int]
     """The numbers of the operators with stores."""
+    with_headers: frozenset[int]
+    """The numbers of the operators whose stores keep headers."""
     epoch: int
     """Epoch of the lease under which the rows are written."""
     side_outputs: SideOutputs
@@ -90,12 +93,14 @@ class ShardWriter:
     @classmethod
     def of(cls, storage: Storage, epoch: int, totals: Totals) -> ShardWriter:
         job = storage.job
+        with_stores = [operator for operator in job.operators if operator.store is not None]
         return cls(
             storage.locations,
             wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
-            stores=frozenset(
-                operator.number for operator in job.operators if operator.store is not None
+            stores=frozenset(operator.number for operator in with_stores),
+            with_headers=frozenset(
+                operator.number for operator in with_stores if operator.keeps_headers
             ),
             epoch=epoch,
             side_outputs=storage.side_outputs,
@@ -109,7 +114,7 @@ class ShardWriter:
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
-        received = [_rows_of_shard(rows, self.stores) for rows in batches if rows.num_rows]
+        received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
         worker = this_worker()
@@ -132,6 +137,25 @@ class ShardWriter:
         stats = BatchStats({"rows": count}, row_bytes={"shard": row_bytes})
         self.side_outputs.add_stats(f"shard-{worker:05}", stats)
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
+
+    def _rows_of_shard(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows for stores and groups as state rows, with their positions.
+
+        The value of a store's row becomes an array, as in the state rows of groups: an array of
+        this one value, or of the value and the headers.
+        """
+        value = rows.column("value")
+        if self.stores:
+            is_store = pc.is_in(rows.column("target"), pa.array(self.stores, pa.int32()))
+            of_store = pc.binary_join_element_wise("[", value, "]", "")
+            if self.with_headers:
+                keeps = pc.is_in(rows.column("target"), pa.array(self.with_headers, pa.int32()))
+                with_headers = rows_with_headers(value, rows.column("headers"))
+                of_store = pc.if_else(keeps, with_headers, of_store)
+            value = pc.if_else(is_store, of_store, value)
+        columns = {"group_id": rows.column("target"), "value": value}
+        names = ("key", "window_start", "window_end", *SORT_KEY)
+        return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})
 
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
         """Return one sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
@@ -233,17 +257,3 @@ def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 def _with_values(rows: pa.Table, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.column_names.index("value"), "value", values)
-
-
-def _rows_of_shard(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
-    """Rows for stores and groups as state rows, with their positions.
-
-    The value of a store's row becomes an array of this one value, as in the state rows of groups.
-    """
-    value = rows.column("value")
-    if stores:
-        is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))
-        value = pc.if_else(is_store, pc.binary_join_element_wise("[", value, "]", ""), value)
-    columns = {"group_id": rows.column("target"), "value": value}
-    names = ("key", "window_start", "window_end", *SORT_KEY)
-    return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import RejectedRecord
+from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
@@ -36,6 +37,8 @@ class TableReader(Reader):
     """
 
     groups: dict[str, int] = field(default_factory=dict)
+    with_headers: frozenset[str] = frozenset()
+    """The topics of the tables that keep headers."""
     keyed: bool = False
     """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
 
@@ -49,12 +52,13 @@ class TableReader(Reader):
         """
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
+        with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
         # Some joins need the order of records, so they read these tables as streams, too. The
         # records of such a table are counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
-            "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
+            with_headers, "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
     def _decode(
@@ -68,6 +72,7 @@ class TableReader(Reader):
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
+        records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
             # The reader of streams makes the dead letters of these records.
             if place in counted_as_rejected:
@@ -82,9 +87,15 @@ class TableReader(Reader):
                 continue
             changes.append((key, positions[row]))
             applied.append(place)
+            records.append(row)
         self._reject(batch, output, dead_letters)
         output.counts["applied"] += len(changes)
         texts = _texts(decoder, [values[place] for place in applied])
+        if output.topic in self.with_headers:
+            headers = batch.column("headers").take(pa.array(records, pa.int64()))
+            texts = rows_with_headers(texts, headers)
+        else:
+            texts = pc.binary_join_element_wise("[", texts, "]", "")
         yield self._state_rows(self.groups[output.topic], changes, texts)
 
     @staticmethod
@@ -148,7 +159,7 @@ class TableReader(Reader):
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
-    """Return the values as state rows hold them: each is a JSON array of one value, or null for a null."""
+    """Return the values as JSON, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
     # The index of each value in `present`; null for a value that is null.
     places: list[int | None] = []
@@ -156,8 +167,7 @@ def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     for value in values:
         places.append(None if value is None else next_place)
         next_place += value is not None
-    texts = present.take(pa.array(places, pa.int64()))
-    return pc.binary_join_element_wise("[", texts, "]", "")
+    return present.take(pa.array(places, pa.int64()))
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -292,6 +292,10 @@ def _gained_or_lost_stores(
 
 
 def _store_change(old: StoreInfo, new: StoreInfo) -> str:
+    if new.keeps_headers and not old.keeps_headers:
+        return "it did not keep the headers of records, and now keeps them"
+    if old.keeps_headers and not new.keeps_headers:
+        return "it kept the headers of records, and now keeps none"
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
         # Definitions are long, so the message has only the first step that differs.

@@ -10,6 +10,7 @@ from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
 from sluice.plan.operator_parameters import Call, Process, TableLookup
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
+from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.sql_types import compact
 
 
@@ -103,6 +104,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
         for name, store in operator.stores.items():
             assert store.group_id is not None
             window = operator.window
+            ending = KEEPS_HEADERS if store.keeps_headers else ""
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=name,
@@ -114,7 +116,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
                 window_ms=window.size_ms if window else None,
                 grace_ms=window.grace_ms if window else None,
                 value=store.sql_type,
-                made=f"{operator.upstream_definition} > {operator.step.title}",
+                made=f"{operator.upstream_definition} > {operator.step.title}{ending}",
             )
 
 
@@ -150,4 +152,5 @@ def _table_stores(job: Job) -> Iterator[StoreInfo]:
             store_column=0,
             key=table.source.key or "_key",
             value=compact(table.value),
+            made=KEEPS_HEADERS if table.keeps_headers else "",
         )

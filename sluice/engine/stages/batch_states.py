@@ -10,6 +10,7 @@ from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import StoredState
 from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Shard
+from sluice.values.kept_headers import value_of_row
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,18 @@ class BatchStates:
         """Return the states of keys. Omits keys that never had a state."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
-    def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
-        """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
+    def read_store(
+        self, group: int, keys: Sequence[str], *, with_headers: bool = False
+    ) -> dict[str, str]:
+        """Key → the value in an operator's store, as JSON. Keys without a value are omitted.
+
+        `with_headers`: whether the store keeps headers.
+        """
         no_windows = [NO_WINDOW] * len(keys)
         ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
         rows = self.shard.rows_before(self.batch, ids, self.epoch)
+        if with_headers:
+            return {key: value_of_row(value) for _, key, _, _, value, _ in rows.values()}
         # A row of a store is an array of this one value.
         return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
 

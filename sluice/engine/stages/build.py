@@ -136,8 +136,8 @@ def _make(
             return _suppress(
                 action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows
             )
-        case plan.StreamJoin(how=how, window=window):
-            return partial(StreamJoin, how, window)
+        case plan.StreamJoin(how=how, window=window, keeps_headers=keeps_headers):
+            return partial(StreamJoin, how, window, keeps_headers=keeps_headers)
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
             return partial(VersionedJoin, _left_or_inner(action), history_ms, action.grace_ms)
         case plan.TableJoin(kind="stream-table"):
@@ -189,7 +189,7 @@ def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
 def _process(action: plan.Process, at: str) -> Operator[Any]:
     options: dict[str, StoreOptions] = {}
     for name, store in action.stores.items():
-        options[name] = StoreOptions(store.type.value, store.ttl_ms)
+        options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
         returns[name] = output.type.value if output.type else Any

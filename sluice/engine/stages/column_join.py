@@ -50,6 +50,7 @@ class ColumnJoin:
             not isinstance(operator, StreamJoin)
             or not any(operator.outer)
             or operator.shared is not None
+            or operator.keeps_headers
         ):
             return None
         assert run.timeline is not None

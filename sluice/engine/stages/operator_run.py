@@ -68,7 +68,7 @@ class OperatorRun:
         """The versions of the states that were loaded. The shard stores only the states that have
         changed since then."""
         self._shared_version: Replaced | None = None
-        self._entries_before: dict[str, Sequence[dict[str, tuple[int, Any]]]] = {}
+        self._entries_before: dict[str, Sequence[dict[str, tuple[Any, ...]]]] = {}
         """Key → the entries of a processor's stores before the batch."""
         self.changed: list[State] = []
         """The states of the finished keys, for the shard. A key is finished after its last row."""
@@ -251,10 +251,10 @@ class OperatorRun:
         """
         if not self.spec.plan.sends_old_values:
             return {}
-        return {
-            key: LatestValue(value)
-            for key, value in self._stored.read_store(self.spec.number, keys).items()
-        }
+        values = self._stored.read_store(
+            self.spec.number, keys, with_headers=self.spec.plan.keeps_headers
+        )
+        return {key: LatestValue(value) for key, value in values.items()}
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
@@ -509,10 +509,10 @@ class OperatorRun:
         entries_after = [self.operator.entries(state) for state in self.states.values()]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):
-            before = self.operator.texts_of_entries(
+            before = self.operator.rows_of_entries(
                 number, [entries[number] for entries in entries_before]
             )
-            after = self.operator.texts_of_entries(
+            after = self.operator.rows_of_entries(
                 number, [entries[number] for entries in entries_after]
             )
             keys: list[str] = []
@@ -520,7 +520,7 @@ class OperatorRun:
             for key, text_before, text in zip(self.states, before, after, strict=True):
                 if text != text_before:
                     keys.append(key)
-                    values.append(None if text is None else f"[{text}]")
+                    values.append(text)
             if keys and self.spec.plan.by_window:
                 plain_keys, windows = zip(*map(split_windowed_key, keys), strict=True)
                 output.put_state_rows(group_id, plain_keys, values, windows)

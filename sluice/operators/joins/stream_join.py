@@ -14,7 +14,14 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.by_key import How, joined
-from sluice.operators.joins.stored_records import NEVER, Side, Sides, StoredRecord
+from sluice.operators.joins.stored_records import (
+    NEVER,
+    RecordWithHeaders,
+    Side,
+    Sides,
+    SidesWithHeaders,
+    StoredRecord,
+)
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
@@ -82,13 +89,19 @@ class StreamJoin:
 
     If `watch` has been called, the join looks for unmatched records at the same times as Kafka
     Streams. This needs one stream time for all keys.
+
+    With `keeps_headers`, a record that is sent unmatched has its own headers. Otherwise, it has the
+    headers of the record that has advanced stream time, as in Kafka Streams.
     """
 
     state_type: Any = Sides
 
-    def __init__(self, how: How, window: JoinWindow) -> None:
+    def __init__(self, how: How, window: JoinWindow, *, keeps_headers: bool = False) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
         self._is_outer = any(self.outer)
+        self.keeps_headers = keeps_headers and self._is_outer
+        if self.keeps_headers:
+            self.state_type = SidesWithHeaders
         self.lateness = JoinLateness(window)
         self.shared: Watch | None = None
         self._passed = -1, -1
@@ -105,6 +118,7 @@ class StreamJoin:
             self.shared = Watch()
 
     def new_state(self) -> Sides:
+        # The records say themselves whether they keep headers.
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
@@ -229,7 +243,11 @@ class StreamJoin:
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
-        record = StoredRecord(row.time, row.value, waits_for_match)
+        if self.keeps_headers:
+            headers = row.headers if waits_for_match else None
+            record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
+        else:
+            record = StoredRecord(row.time, row.value, waits_for_match)
         # Most records come in the order of time, so they need no search.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
@@ -280,9 +298,13 @@ class StreamJoin:
             side.waits_from = next(waiting, NEVER)
         # Kafka Streams' store of unmatched records has this order, for all
         # keys: by time, the right side first.
+        headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)
+            if isinstance(record, RecordWithHeaders):
+                out.headers = record.headers
             out.emit(key, self._unmatched(number, record.value), time, rank=rank)
+        out.headers = headers
 
     def _unmatched(self, side: int, value: str) -> str:
         return joined(value, None) if side == LEFT else joined(None, value)

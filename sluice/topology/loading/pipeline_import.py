@@ -42,6 +42,7 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
             next_step="Move it to a file of its own: only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()
+    pipeline.require_kept_stores()
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
