@@ -138,6 +138,7 @@ def _join(node: nodes.Join) -> StreamJoin | TableJoin:
         filtered,
         history_ms,
         node.grace_ms,
+        node.mapped_key,
     )
 
 
