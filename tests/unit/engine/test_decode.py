@@ -917,13 +917,24 @@ def test_a_tables_changes_in_several_partitions_have_the_order_of_kafkas_timesta
 
 
 def test_bad_records_of_a_table_are_rejected(reading: Reading) -> None:
-    rows = reading.table().read(
-        GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"]
-    )
+    rows = reading.table().read(b"{", GOOD, GOOD, keys=[b"a", b"\xff", b"k"])
     assert [row["key"] for row in rows] == ["k"]
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == [
-        "null_key", "malformed", "key_not_utf8", "null_key",
+        "malformed", "key_not_utf8",
     ]  # fmt: skip
+
+
+def test_records_of_a_global_table_without_a_key_are_dropped_and_counted(
+    reading: Reading,
+) -> None:
+    rows = reading.table().read(GOOD, b"{", None, GOOD, keys=[None, None, None, b"k"])
+    assert [row["key"] for row in rows] == ["k"]
+    (letter,) = reading.letters
+    assert (letter["headers"]["sluice.reason"], letter["headers"]["sluice.offset"]) == (
+        "malformed",
+        "101",
+    )
+    assert reading.counts["dropped/null_key"] == 2
 
 
 def test_keys_become_texts() -> None:
