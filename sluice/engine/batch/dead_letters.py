@@ -32,7 +32,7 @@ from sluice.engine.batch.row_schemas import has_origin, offset_of, partition_of
 from sluice.engine.batch.side_outputs import BatchStats
 from sluice.plan import Job, Sink, Step
 from sluice.state.model import NO_WINDOW
-from sluice.values.dead_letter_headers import FIRST, escaped
+from sluice.values.dead_letter_headers import FIRST, STREAMS_HEADERS, escaped, streams_headers
 from sluice.values.json_text import plain_json
 from sluice.values.record_places import Place
 
@@ -80,7 +80,11 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
         names = ("topic", "partition", "offset")
         of_sluice += [header(f"sluice.{name}", str(place[name])) for name in names]
         of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
-        headers.append([*escape_headers(headers_of(own)), *of_sluice])
+        position = place["topic"], place["partition"], place["offset"]
+        of_streams = _streams_headers(
+            rejection.detail[:LONGEST_DETAIL], position, rejection.step, rejection.at
+        )
+        headers.append([*escape_headers(headers_of(own)), *of_sluice, *of_streams])
     columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
     typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
     return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
@@ -127,9 +131,10 @@ def dead_letters_of_steps(
                 _encoded(row["key"]),
                 _encoded(None if rejected.value is None else plain_json(rejected.value)),
             )
-            headers = []
+            headers: list[Header] = []
             for name, text in _step_headers(step, place, row, rejected):
                 headers.append(header(f"sluice.{name}", text))
+            headers += _streams_headers(rejected.detail, place, step.title, step.at)
             dead_letters.append(StepDeadLetter(key, value, headers, place))
     return dead_letters, stats
 
@@ -203,7 +208,8 @@ class RejectedOutput:
                 header("sluice.output", sink.topic),
                 header("sluice.at", sink.at),
             ]
-            headers.append([*(own or ()), *of_sluice])
+            of_streams = _streams_headers(detail, None, f"output {sink.topic}", sink.at)
+            headers.append([*(own or ()), *of_sluice, *of_streams])
         columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
         self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
 
@@ -211,8 +217,9 @@ class RejectedOutput:
 def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     """Shorten each dead letter that is larger than the topic's limit.
 
-    Leaves out its value, and, if it is still too large, also the record's own headers, and then the
-    key. A header says what was left out. Sluice's own headers, which are short, stay.
+    Leaves out the headers of Kafka Streams, which only repeat Sluice's headers, and, if the dead
+    letter is still too large, its value, then the record's own headers, and then the key. A header
+    says which parts of the record were left out. Sluice's own headers, which are short, stay.
     """
     sizes = record_sizes(dead_letters) + _LEFT_OUT_BYTES
     if not (sizes > limit).any():
@@ -220,6 +227,10 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         left_out: list[str] = []
+        if size > limit:
+            shorter = _without_streams_headers(row["headers"])
+            size -= size_of_part(row["headers"]) - size_of_part(shorter)
+            row["headers"] = shorter
         # The value is left out first: the key and the headers help more to find the rejected
         # record.
         for part in ("value", "headers", "key"):
@@ -238,6 +249,14 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """A record's own headers for a dead letter. A header that has the name of a header of Sluice gets a prefix."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
+
+
+def _streams_headers(
+    detail: str, place: Place | None, step: str = "", at: str = ""
+) -> Iterator[Header]:
+    """The headers that the dead letter would have in Kafka Streams."""
+    for name, text in streams_headers(detail, place, step, at):
+        yield {"key": name, "value": None} if text is None else header(name, text)
 
 
 def iso_time(milliseconds: int) -> str:
@@ -274,8 +293,19 @@ def _step_headers(
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
-    first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
-    return list(headers[first:])
+    return list(headers[_first_of_sluice(headers) :])
+
+
+def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The headers of a dead letter, without the headers of Kafka Streams that Sluice has written."""
+    first = _first_of_sluice(headers)
+    of_sluice = [header for header in headers[first:] if header["key"] not in STREAMS_HEADERS]
+    return [*headers[:first], *of_sluice]
+
+
+def _first_of_sluice(headers: Sequence[Mapping[str, Any]]) -> int:
+    """The index of the first header that Sluice has written."""
+    return max(number for number, header in enumerate(headers) if header["key"] == FIRST)
 
 
 def _encoded(text: str | None) -> bytes | None:
