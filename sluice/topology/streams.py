@@ -80,12 +80,12 @@ class Stream(Handle[V]):
 
         `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value
         that is a str as plain text; a Serde encodes values with its `encode`. `key` is a function
-        that encodes the key. `partition` is a function from the value, or from key and value, to
-        the number of the record's partition, which is taken modulo the topic's number of
-        partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not
-        fit the table.
+        that encodes the key. `partition` is a function from the value, from key and value, or from
+        key, value and headers, to the number of the record's partition, which is taken modulo the
+        topic's number of partitions; by default, it is Kafka's hash of the key, as in Java.
+        `cycle=True` allows a topic that the pipeline itself reads: a later batch reads the written
+        records. `on_error` applies to records that cannot be encoded, that the topic does not
+        accept, or that do not fit the table.
         """
         self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
 

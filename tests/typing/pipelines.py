@@ -127,6 +127,7 @@ def right(pipeline: Pipeline, orders: Stream[Order]) -> None:
     stamped: Stream[Order] = matching.with_time("timestamp_millis(amount)").with_headers(
         {"item": "item"}
     )
+    orders.to("by_header", partition=lambda key, order, headers: len(headers))
     towns = pipeline.global_table("towns", value=str)
     orders.join(towns, on=lambda order: order.item, mapped_key="town")
     orders.left_join(towns, on=lambda key, order: (key, order.item), mapped_key="town")
