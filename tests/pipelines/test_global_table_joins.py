@@ -125,6 +125,20 @@ def test_a_mapped_key_is_a_field_like_any_other(drive: Drive) -> None:
     assert driver.store("orders_of_shops") == {'a"b': 2}
 
 
+@pytest.mark.parametrize("name", ["a.b", 'a"b', "a`b", "ü", "key", "value"])
+def test_a_mapped_key_can_have_any_name(drive: Drive, name: str) -> None:
+    pipeline = Pipeline("names", workers=1)
+    shops = pipeline.global_table("shops", value=Shop)
+    joined = pipeline.stream("orders", value=Order).left_join(shops, on="shop", mapped_key=name)
+    joined.to("whole")
+    joined.select(shop=f"`{name.replace('`', '``')}`").to("shops_of_orders")
+    driver = drive(pipeline)
+    driver.pipe("orders", {"item": "pen", "shop": "a"}, key="1")
+    (whole,) = driver.read("whole")
+    assert whole.value == {"left": {"item": "pen", "shop": "a"}, "right": None, name: "a"}
+    assert [record.value for record in driver.read("shops_of_orders")] == [{"shop": "a"}]
+
+
 def test_a_windowed_stream_keeps_its_windows(drive: Drive) -> None:
     pipeline = Pipeline("windowed", workers=1)
     shops = pipeline.global_table("shops", value=Shop)
