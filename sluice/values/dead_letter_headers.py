@@ -20,12 +20,20 @@ from sluice.values.record_places import Place
 PREFIX = "sluice."
 FIRST = "sluice.reason"
 _ORIGINAL = "sluice.original."
-_OF_STREAMS = "__streams.errors."
-STREAMS_HEADERS = frozenset(
-    f"{_OF_STREAMS}{name}"
-    for name in ("exception", "message", "stacktrace", "topic", "partition", "offset")
+STREAMS_PLACE = (
+    "__streams.errors.topic",
+    "__streams.errors.partition",
+    "__streams.errors.offset",
 )
-"""The names of the headers of Kafka Streams' dead letters."""
+STREAMS_HEADERS = frozenset(
+    {
+        "__streams.errors.exception",
+        "__streams.errors.message",
+        "__streams.errors.stacktrace",
+        *STREAMS_PLACE,
+    }
+)
+"""The names of the headers of Kafka Streams' dead letters; `STREAMS_PLACE` are those of the record's position."""
 _RAISED = re.compile(r"(?P<exception>[A-Za-z_]\w*)(?:: (?P<message>.*))?", re.DOTALL)
 _NOT_RAISED = "sluice.errors.RecordFailed"
 """The error with which `on_error="fail"` ends a run."""
@@ -55,9 +63,13 @@ def streams_headers(
     if step or at:
         trace += "\n\tat " + " ".join(part for part in (step, at and f"({at})") if part)
     topic, partition, offset = place or (None, -1, -1)
-    texts = (exception, message, trace, topic, str(partition), str(offset))
-    names = ("exception", "message", "stacktrace", "topic", "partition", "offset")
-    return [(f"{_OF_STREAMS}{name}", text) for name, text in zip(names, texts, strict=True)]
+    place_texts = (topic, str(partition), str(offset))
+    return [
+        ("__streams.errors.exception", exception),
+        ("__streams.errors.message", message),
+        ("__streams.errors.stacktrace", trace),
+        *zip(STREAMS_PLACE, place_texts, strict=True),
+    ]
 
 
 def _exception(detail: str) -> tuple[str, str | None]:

@@ -18,21 +18,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, header, headers_of
+from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, header
 from sluice.engine.batch.record_sizes import record_sizes, size_of_part
 from sluice.engine.batch.rejections import LONGEST_DETAIL, Rejected, RejectedRow, step_error
 from sluice.engine.batch.row_schemas import has_origin, offset_of, partition_of
 from sluice.engine.batch.side_outputs import BatchStats
 from sluice.plan import Job, Sink, Step
 from sluice.state.model import NO_WINDOW
-from sluice.values.dead_letter_headers import FIRST, STREAMS_HEADERS, escaped, streams_headers
+from sluice.values.dead_letter_headers import (
+    FIRST,
+    STREAMS_HEADERS,
+    STREAMS_PLACE,
+    escaped,
+    streams_headers,
+)
+from sluice.values.headers import decode_headers
 from sluice.values.json_text import plain_json
 from sluice.values.record_places import Place
 
@@ -67,25 +75,34 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     in_topic = records.select(["topic", "partition", "offset"])
     places = in_topic.append_column("timestamp", timestamps).to_pylist()
     own_headers = records.column("headers").to_pylist()
-    headers = []
+    # A batch can have very many dead letters. So their headers are collected in columns, which is
+    # several times as fast as an object per header.
+    names: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
     for rejection, own, place in zip(rejected, own_headers, places, strict=True):
-        of_sluice = [
-            header(FIRST, rejection.reason),
-            header("sluice.detail", rejection.detail[:LONGEST_DETAIL]),
-        ]
-        if rejection.step:
-            of_sluice.append(header("sluice.step", rejection.step))
-        if rejection.at:
-            of_sluice.append(header("sluice.at", rejection.at))
-        names = ("topic", "partition", "offset")
-        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in names]
-        of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
-        position = place["topic"], place["partition"], place["offset"]
-        of_streams = _streams_headers(
-            rejection.detail[:LONGEST_DETAIL], position, rejection.step, rejection.at
+        for of_record in decode_headers(own) if own else ():
+            names.append(escaped(of_record.key))
+            values.append(of_record.value)
+        position = place["topic"].encode(), b"%d" % place["partition"], b"%d" % place["offset"]
+        detail = rejection.detail[:LONGEST_DETAIL]
+        for_sluice, for_streams = _headers_of_error(
+            rejection.reason, detail, rejection.step, rejection.at
         )
-        headers.append([*escape_headers(headers_of(own)), *of_sluice, *of_streams])
-    columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
+        names += for_sluice[0]
+        values += for_sluice[1]
+        names += _HEADERS_OF_PLACE
+        values += position
+        values.append(iso_time(place["timestamp"]).encode())
+        names += for_streams[0]
+        values += for_streams[1]
+        names += STREAMS_PLACE
+        values += position
+        ends.append(len(names))
+    columns_of_headers = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
+    pairs = pa.StructArray.from_arrays(columns_of_headers, fields=[*HEADERS.value_type])
+    headers = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
+    columns = [records.column("key"), records.column("value"), headers]
     typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
     return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
 
@@ -249,6 +266,35 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
     """A record's own headers for a dead letter. A header that has the name of a header of Sluice gets a prefix."""
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
+
+
+_HEADERS_OF_PLACE = ("sluice.topic", "sluice.partition", "sluice.offset", "sluice.timestamp")
+_Columns: TypeAlias = tuple[Sequence[str], Sequence[bytes | None]]
+"""Names and values of headers."""
+
+
+@lru_cache(maxsize=1_000)
+def _headers_of_error(reason: str, detail: str, step: str, at: str) -> tuple[_Columns, _Columns]:
+    """The headers that describe an error: Sluice's, and those of Kafka Streams. Many records have the same error."""
+    of_sluice = [header(FIRST, reason), header("sluice.detail", detail)]
+    if step:
+        of_sluice.append(header("sluice.step", step))
+    if at:
+        of_sluice.append(header("sluice.at", at))
+    of_streams: list[Header] = []
+    for each in _streams_headers(detail, None, step, at):
+        if each["key"] not in STREAMS_PLACE:
+            of_streams.append(each)
+    return _columns(of_sluice), _columns(of_streams)
+
+
+def _columns(headers: Iterable[Header]) -> _Columns:
+    names: list[str] = []
+    values: list[Any] = []
+    for each in headers:
+        names.append(str(each["key"]))
+        values.append(each["value"])
+    return names, values
 
 
 def _streams_headers(
