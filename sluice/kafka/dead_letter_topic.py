@@ -20,7 +20,7 @@ from confluent_kafka import Message
 from sluice.errors import EngineError
 from sluice.kafka.brokers import ANSWER_SECONDS
 from sluice.kafka.topics import Headers, as_bytes, headers_of, read_topic, topic_ids
-from sluice.values.dead_letter_headers import FIRST, PREFIX, original
+from sluice.values.dead_letter_headers import FIRST, PREFIX, STREAMS_HEADERS, original
 from sluice.values.record_places import Place
 from sluice.values.utc_times import utc_datetime
 
@@ -314,7 +314,7 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     for name, content in headers[first:]:
         if name in _SLUICE_HEADERS:
             of_sluice[name] = (content or b"").decode(errors="replace")
-        else:
+        elif name not in STREAMS_HEADERS:
             of_record.append((original(name), content))
     return of_record, of_sluice
 

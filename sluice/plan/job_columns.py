@@ -36,7 +36,7 @@ from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.topology.value_types import types_after
-from sluice.values.record_metadata import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.record_metadata import CHANGE_METADATA, MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
 
 _LAST = 1_000_000
@@ -278,7 +278,7 @@ class JobColumns:
         fields of the node `before`. `key` is the name of the expression that becomes a key: the
         returned SQL of this expression computes the key's text.
         """
-        types = types_after(before) | METADATA | CHANGE_METADATA
+        types = types_after(before) | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
             self.evaluation_condition(scope, before),
             scope,
@@ -440,7 +440,7 @@ class JobColumns:
             source = self.pipeline.whole.nodes[number]
             assert isinstance(source, nodes.Source)
             return key_column(source, field_name)
-        return self.read(scope, name) if name == "_key" else None
+        return self.read(scope, name) if name in ("_key", MAPPED_KEY) else None
 
 
 def _is_first_row(explosion: int) -> str:

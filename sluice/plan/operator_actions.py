@@ -141,6 +141,7 @@ def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
         filtered,
         history_ms,
         node.grace_ms,
+        node.mapped_key,
     )
 
 

@@ -118,6 +118,8 @@ class TableJoin:
     was valid at their time."""
     grace_ms: int | None = None
     """How long a stream's record waits for the table's version as of the record's time."""
+    mapped_key: str | None = None
+    """The name of the result's field with the key that was looked up; None without such a field."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.value_types import types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.record_metadata import METADATA, TEXT_FIELD
+from sluice.values.record_metadata import MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, quoted, value_if
@@ -257,6 +257,8 @@ class Scopes:
                 return python.shape
             case nodes.Aggregate(columns=columns, scalar=scalar):
                 return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
+            case nodes.Join(mapped_key=str(mapped_key)):
+                return Shape({"left": "", "right": "", mapped_key: ""})
             case nodes.Join() | nodes.Lookup():
                 return Shape({"left": "", "right": ""})
             case nodes.Call(shape=shape):
@@ -394,6 +396,8 @@ class Scopes:
                 return replace(after, passed=passed)
             case "key":
                 return self._rekeyed(node, after, f"{name}.key")
+            case "mapped_key":
+                return replace(after, columns={**after.columns, MAPPED_KEY: f"{name}.key"})
             case "values" | "records":
                 items = self._elements(node, after, f"{name}.items", Shape.single())
                 return self._function_results(node, items, f"x{node.number}")

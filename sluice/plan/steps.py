@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sluice.values.call_parameters import FunctionBatch
 from sluice.values.epochs import Unit
-from sluice.values.record_metadata import Delivery, Emit, OnError, OnNull, OnTime
+from sluice.values.record_metadata import Delivery, Emit, Gives, OnError, OnNull, OnTime
 from sluice.values.references import Reference
 from sluice.values.sink_tables import OutputTable
 
@@ -174,7 +174,7 @@ class PythonFunction:
 
     number: int
     function: Reference
-    gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
+    gives: Gives
     takes: Reference | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None

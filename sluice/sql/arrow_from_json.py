@@ -56,7 +56,10 @@ def _declared(kind: pa.DataType) -> Any:
             members.append(
                 (f"f{number}", inner | None, msgspec.field(default=None, name=field.name))
             )
-        return msgspec.defstruct("Object", members, gc=False)
+        try:
+            return msgspec.defstruct("Object", members, gc=False)
+        except ValueError:
+            return None  # a name contains a sign that JSON escapes, such as a quotation mark
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
         is_nested = element is None or pa.types.is_nested(kind.value_type)

@@ -9,6 +9,7 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
+from sluice.values.record_metadata import MAPPED_KEY
 from sluice.values.topic_patterns import is_pattern
 
 # Characters that XML does not allow even when escaped.
@@ -40,7 +41,8 @@ def title(node: nodes.Node) -> str:
         case nodes.Apply(gives="nothing"):
             return "peek"
         case nodes.Apply(gives=gives, batch=batch):
-            return f"Python function for {gives if batch is None else 'many values'}"
+            result = gives.replace("_", " ") if batch is None else "many values"
+            return f"Python function for {result}"
         case nodes.SetMetadata(time=time, headers=headers):
             return "set " + " and ".join(
                 filter(None, ["time" if time else "", "headers" if headers else ""])
@@ -100,7 +102,9 @@ def _detail(node: nodes.Node) -> str:
                 if node.grace_ms is None
                 else f"as of each record's time, grace {duration_text(node.grace_ms)}"
             )
-            return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
+            on = f"on {node.on}" if node.on not in (None, MAPPED_KEY) else ""
+            key_field = f"key as {node.mapped_key}" if node.mapped_key else ""
+            return " ".join([str(node.window or ""), on, key_field, grace])
         case nodes.ToTable():
             return _table_detail(node)
         case nodes.Sink():

@@ -19,8 +19,8 @@ from sluice.sql import aggregate_expressions, expression_checks, parsed_expressi
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
+    partitioner,
     require_callable,
-    with_key,
 )
 from sluice.topology.expiries import expiry_of
 from sluice.topology.graph import Graph
@@ -34,6 +34,7 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
+from sluice.values.headers import Headers
 from sluice.values.json_text import JSON_FIELD, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
@@ -54,9 +55,11 @@ R = TypeVar("R")
 """The type that an author's function returns."""
 Key: TypeAlias = Any
 """A record's key: a text or None; after a windowed table, a `Windowed`."""
-Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
-"""Gives the number of a record's partition, from its value as plain JSON data, or from key and
-value."""
+Partitioner: TypeAlias = (
+    Callable[[Any], int] | Callable[[Key, Any], int] | Callable[[Key, Any, Headers], int]
+)
+"""Gives the number of a record's partition, from its value as plain JSON data, from key and value, or from key, value
+and headers."""
 
 
 class Handle(Generic[V]):
@@ -275,9 +278,7 @@ class Handle(Generic[V]):
             topic=to,
             encode=encode,
             encode_key=key,
-            partition=None
-            if partition is None
-            else with_key(f"{where}: partition", partition, "value"),
+            partition=None if partition is None else partitioner(where, partition),
             **options,
         )
 

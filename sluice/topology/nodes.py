@@ -19,6 +19,7 @@ from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
 from sluice.values.record_metadata import EmitStrategy as EmitStrategy
+from sluice.values.record_metadata import Gives as Gives
 from sluice.values.record_metadata import How as How
 from sluice.values.record_metadata import OnError as OnError
 from sluice.values.record_metadata import OnMissing as OnMissing
@@ -129,13 +130,14 @@ class SelectKey(Node):
 class Apply(Node):
     """Calls a Python function with key and value.
 
-    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `record` (key and
-    value), many `records`, a `condition`, or `nothing`.
+    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `mapped_key` (the key to
+    look up in a global table), a `record` (key and value), many `records`, a `condition`, or
+    `nothing`.
     """
 
     parent: Node
     function: Callable[..., Any]
-    gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
+    gives: Gives
     takes: Contract | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Contract | None
@@ -310,7 +312,7 @@ class Join(Node):
     """A join by key of two streams within a `window`, of a stream with a table, or of two tables.
 
     `on` is the expression for the key to look up in a global table, or for a foreign key into
-    another table.
+    another table; MAPPED_KEY if a Python function before this step has computed the key.
     """
 
     left: Node
@@ -321,6 +323,8 @@ class Join(Node):
     on: str | None = None
     grace_ms: int | None = None
     """How long a stream's record waits for a versioned table's row as of the record's time."""
+    mapped_key: str | None = None
+    """The name of a third field of the result, with the key that was looked up; None without it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -627,7 +631,7 @@ def window_of(node: Node) -> AnyWindow | None:
             return window_of(node.parent)
         case ToStream() | Changes() | ToTable() | StreamOperator():
             return window_of(node.parent)
-        case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
+        case Apply(parent=parent, gives=gives) if gives not in ("key", "record", "records"):
             return window_of(parent)
         case Branch(parent=Process(keeps_key=True, parent=parent)):
             return window_of(parent)

@@ -48,6 +48,7 @@ from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.expiry import ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.record_metadata import (
+    MAPPED_KEY,
     Delivery,
     How,
     OnError,
@@ -79,12 +80,12 @@ class Stream(Handle[V]):
 
         `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value
         that is a str as plain text; a Serde encodes values with its `encode`. `key` is a function
-        that encodes the key. `partition` is a function from the value, or from key and value, to
-        the number of the record's partition, which is taken modulo the topic's number of
-        partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not
-        fit the table.
+        that encodes the key. `partition` is a function from the value, from key and value, or from
+        key, value and headers, to the number of the record's partition, which is taken modulo the
+        topic's number of partitions; by default, it is Kafka's hash of the key, as in Java.
+        `cycle=True` allows a topic that the pipeline itself reads: a later batch reads the written
+        records. `on_error` applies to records that cannot be encoded, that the topic does not
+        accept, or that do not fit the table.
         """
         self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
 
@@ -1106,10 +1107,29 @@ class Stream(Handle[V]):
     @overload
     def join(
         self,
+        other: GlobalTable[Any],
+        *,
+        how: How = "inner",
+        on: str | Sequence[str] | Callable[[V], object] | None = None,
+        mapped_key: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]: ...
+    @overload
+    def join(
+        self,
+        other: GlobalTable[Any],
+        *,
+        how: How = "inner",
+        on: Callable[[Key, V], object],
+        mapped_key: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]: ...
+    @overload
+    def join(
+        self,
         other: Table[Any],
         *,
         how: How = "inner",
-        on: str | Sequence[str] | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
@@ -1119,18 +1139,23 @@ class Stream(Handle[V]):
         window: JoinWindow | None = None,
         *,
         how: How = "inner",
-        on: str | Sequence[str] | None = None,
+        on: str | Sequence[str] | Function | None = None,
+        mapped_key: str | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
 
         A join with a stream emits every pair of records whose times are within the `window`. A join
-        with a table emits each record with the row that the table has for the record's key. In a
-        join with a global table, `on` is an SQL expression for the key of the table's row. With
+        with a table emits each record with the row that the table has for the record's key. With
         `how="inner"`, records without a match are dropped. With `how="left"`, they are emitted with
         `right` null. With `how="outer"`, which needs two streams, the unmatched records of both
         sides are emitted, with the other side null.
+
+        In a join with a global table, `on` maps each record to the key of the table's row. It is an
+        SQL expression, or a Python function of the value, or of key and value. The results keep the
+        record's own key. With `mapped_key`, the value has a third field of this name, with the key
+        to which `on` has mapped the record.
 
         In a join with a table, a record gets the latest row that was written before the record, by
         the timestamps in Kafka. If the table is versioned, the record gets the latest row whose
@@ -1144,9 +1169,11 @@ class Stream(Handle[V]):
         self._require_same_pipeline(where, other)
         if isinstance(other, Stream):
             require_plain_keys(where, [self.node, other.node])
-            if not isinstance(window, JoinWindow) or on is not None or grace is not None:
+            of_table = (on, mapped_key, grace)
+            if not isinstance(window, JoinWindow) or any(each is not None for each in of_table):
                 raise TopologyError(
-                    f"{where}: a join of two streams needs a window, and takes no on= and no grace=.",
+                    f"{where}: a join of two streams needs a window, and takes no on=, no mapped_key= "
+                    "and no grace=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
@@ -1159,16 +1186,38 @@ class Stream(Handle[V]):
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'.",
                 next_step="Write join(table) or left_join(table).",
             )
-        if on is not None:
-            if not isinstance(other, GlobalTable):
-                raise TopologyError(
-                    f"{where}: on= needs a global table.",
-                    next_step="Change the stream's key with select_key first.",
-                )
+        if mapped_key is not None:
+            self._require_mapped_key(where, mapped_key, on)
+        if on is not None and not isinstance(other, GlobalTable):
+            raise TopologyError(
+                f"{where}: on= needs a global table.",
+                next_step="Change the stream's key with select_key first.",
+            )
+        stream: Stream[Any] = self
+        if callable(on):
+            stream = self._apply("join", on, "mapped_key", on_error=on_error)
+            on = MAPPED_KEY
+        elif on is not None:
             on = self._key_expression("join", on)
             self._require_expression(on, "join", "key or null")
         grace_ms = grace_in_ms(where, grace, other.node)
-        return self._joined(other, "stream-table", how, on=on, grace_ms=grace_ms, on_error=on_error)
+        options = {"on": on, "mapped_key": mapped_key, "grace_ms": grace_ms}
+        return stream._joined(other, "stream-table", how, **options, on_error=on_error)
+
+    def _require_mapped_key(self, where: str, mapped_key: str, on: object) -> None:
+        """Raise TopologyError unless the key that `on` gives can be a field of the result."""
+        if on is None:
+            raise TopologyError(
+                f"{where}: mapped_key= needs on=.",
+                next_step="Leave mapped_key= out: the record is joined by its own key, _key.",
+            )
+        self._require_names("join", {mapped_key: mapped_key})
+        self._refuse_reserved_names("join", {mapped_key: mapped_key})
+        if mapped_key.lower() in ("left", "right"):
+            raise TopologyError(
+                f"{where}: mapped_key={mapped_key!r} is the name of a side of the join.",
+                next_step="Use another name.",
+            )
 
     def left_join(
         self,
@@ -1426,7 +1475,10 @@ class Stream(Handle[V]):
             kind=kind,
             **options,
         )
-        return self._next(node, joined_shape(self, other))
+        shape = joined_shape(self, other)
+        if node.mapped_key is not None:
+            shape = Shape({**shape.fields, node.mapped_key: "STRING"})
+        return self._next(node, shape)
 
     def _elements(self, items: str, shape: Shape, on_error: OnError | None) -> Stream[Any]:
         node = self.pipeline.add(

@@ -72,9 +72,10 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Changes(parent=parent):
             row = _whole(shape_after(parent))
             return Shape({"kind": "STRING", "old": row, "new": row})
-        case nodes.Join(left=left, right=right):
+        case nodes.Join(left=left, right=right, mapped_key=mapped_key):
             # If one field's type is unknown, so is the type of the whole side.
-            return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})
+            sides = {"left": _whole(shape_after(left)), "right": _whole(shape_after(right))}
+            return Shape(sides if mapped_key is None else {**sides, mapped_key: "STRING"})
         case _:
             return Shape({})
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sluice.values.headers import Headers
+
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a call of an author's function, or of its wrapper, returns a coroutine."""
@@ -35,6 +37,13 @@ class WithoutKey(Wrapper):
 
     def __call__(self, key: str | None, *arguments: Any) -> Any:
         return self.function(*arguments)
+
+
+class WithHeaders(Wrapper):
+    """An author's function that takes a record's headers after the key and the value."""
+
+    def __call__(self, key: Any, value: Any, headers: Headers) -> Any:
+        return self.function(key, value, headers)
 
 
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:

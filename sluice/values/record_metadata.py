@@ -25,7 +25,10 @@ CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end"
 """The columns that SQL can read in addition to a table's value; window times are null if the table
 is not windowed."""
 
-RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA})
+MAPPED_KEY = "_mapped_key"
+"""The column with the key that a Python function has computed for a join with a global table."""
+
+RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA, MAPPED_KEY})
 """Names that no field of a value can have."""
 
 TEXT_FIELD = "value"
@@ -48,6 +51,8 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
 
 
 How = Literal["inner", "left", "outer"]
+Gives = Literal["value", "values", "key", "mapped_key", "record", "records", "condition", "nothing"]
+"""What a step takes from the result of a Python function."""
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
 """Policy for a record that cannot be read, processed or written."""

@@ -495,7 +495,7 @@ KAFKA_STREAMS: dict[str, list[tuple[str, str | None]]] = {
     ],
     "lf_inner": [("c", None)],
 }
-"""The results of Kafka Streams 4.1.1 for the rows: key, and the numbers of both sides."""
+"""The results of Kafka Streams 4.4.0 for the rows: key, and the numbers of both sides."""
 
 
 @pytest.mark.parametrize("size", [4, len(ROWS)])

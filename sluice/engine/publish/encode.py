@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from itertools import repeat
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.batch.record_headers import HEADERS, with_more
+from sluice.engine.batch.record_headers import HEADERS, Texts, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import RecordFailed
@@ -23,6 +24,8 @@ from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.sql.arrow_values import bytes_of
 from sluice.support.arrays import Mask
+from sluice.values.function_wrappers import WithHeaders, WithoutKey
+from sluice.values.headers import Headers
 from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
@@ -69,12 +72,13 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
-    if sink.partition is not None:
-        columns["partition"] = _partitions(sink.partition.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
     if sink.is_windowed:
         columns["headers"] = headers_with_window(table)
+    if sink.partition is not None:
+        headers = columns.get("headers")
+        columns["partition"] = _partitions(sink.partition.value, table, headers, errors, sink)
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
@@ -134,21 +138,39 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
 
 
 def _partitions(
-    choose: Callable[[str | None, Any], int],
+    choose: Callable[..., int],
     table: pa.Table,
+    headers: Texts | None,
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Return the number that the author's function gives for each record's partition."""
+    """Return the number that the author's function gives for each record's partition.
 
-    def chosen(record: tuple[str | None, str | None]) -> int:
-        key, value = record
-        number = choose(key, None if value is None else _decode(value))
+    The function gets a text as the key, or a `Windowed` if the keys have windows.
+    """
+
+    def chosen(record: tuple[Any, str | None, Any]) -> int:
+        key, value, own_headers = record
+        arguments = [key, None if value is None else _decode(value)]
+        if isinstance(choose, WithHeaders):
+            pairs = ((header["key"], header["value"]) for header in own_headers or ())
+            arguments.append(Headers(pairs))
+        number = choose(*arguments)
         if type(number) is not int or not 0 <= number < 1 << 31:
             raise ValueError(f"partition={number!r} is not a number of a partition, from 0 on")
         return number
 
-    records = zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True)
+    keys: list[Any] = table.column("key").to_pylist()
+    # A function without a parameter for the key needs no `Windowed`.
+    if sink.is_windowed and not isinstance(choose, WithoutKey):
+        keys = [
+            None if key is None else windowed(key, bounds)
+            for key, bounds in zip(keys, _windows(table), strict=True)
+        ]
+    of_each: Iterable[Any] = repeat(None)
+    if headers is not None and isinstance(choose, WithHeaders):
+        of_each = headers.to_pylist()
+    records = zip(keys, table.column("value").to_pylist(), of_each, strict=False)
     return pa.array(_computed(chosen, records, errors, sink), pa.int32())
 
 

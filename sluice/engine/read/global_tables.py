@@ -59,6 +59,7 @@ class TableReader(Reader):
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
             with_headers, "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
+            global_stores={table.source.topic: table.store for table in job.tables},
         )  # fmt: skip
 
     def _decode(
@@ -100,16 +101,12 @@ class TableReader(Reader):
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
-        """Return the key of a record.
-
-        Raises UnusableKeyError if the record has no key, or its key cannot be a table's key.
-        """
+        """Return the key of a record. Raises UnusableKeyError if it cannot be a table's key."""
         # If the key is a field of the value, Kafka's key is not used, and need not be text.
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
-        if kafka_key is None:
-            raise UnusableKeyError("null_key", "a table's record needs a key")
+        assert kafka_key is not None, "records without a key have been dropped"
         if isinstance(kafka_key, BaseException):
             raise UnusableKeyError("key_not_utf8", error_text(kafka_key))
         require_short_keys("the key", pa.array([kafka_key]))

@@ -119,6 +119,8 @@ class Reader:
     uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
     """Topics whose records another reader of the job also reads. Only the other reader counts
     them."""
+    global_stores: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Topic of each global table that this reader reads → the table's store."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outputs: dict[tuple[str, int], PartitionOutput] = {}
@@ -134,7 +136,9 @@ class Reader:
                     in_sequence = (
                         self._with_sequence(records, output, start) if self.sequenced else records
                     )
-                    yield from self._decode(in_sequence, output, start.begun)
+                    with_keys = self._without_null_keys(in_sequence, output)
+                    if with_keys.num_rows:
+                        yield from self._decode(with_keys, output, start.begun)
         for output in outputs.values():
             # The other reader makes the counts and the dead letters of these topics.
             if output.topic in self.uncounted:
@@ -154,6 +158,31 @@ class Reader:
         self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> Iterable[pa.RecordBatch]:
         raise NotImplementedError
+
+    def _without_null_keys(
+        self, records: pa.RecordBatch, output: PartitionOutput
+    ) -> pa.RecordBatch:
+        """Drop and count the records of a global table that have no key, whatever its `on_error` is.
+
+        Kafka Streams drops them, too, but first reads their values. The records of other tables
+        are dropped by their operators.
+        """
+        store = self.global_stores.get(output.topic)
+        decoder = self.decoders[output.topic]
+        if store is None or decoder.source.key is not None:
+            return records
+        has_key = records.column("key").is_valid()
+        if decoder.source.key_decode is not None:
+            keys = decoder.keys.decode(records.column("key").to_pylist())
+            has_key = pa.array([key is not None for key in keys], pa.bool_())
+        if not has_key.false_count:
+            return records
+        without_key = records.filter(pc.invert(has_key))
+        rows, _, unreadable = decoder.decode(without_key.column("value").to_pylist())
+        self._reject(without_key, output, unreadable)
+        output.counts["dropped/null_key"] += len(rows)
+        output.counts[f"null_key/{store}"] += len(rows)
+        return records.filter(has_key)
 
     def _with_sequence(
         self,
@@ -230,7 +259,15 @@ class StreamReader(Reader):
         }
         extra = tuple(name for name, needed in is_needed.items() if needed)
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
-        return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
+        return cls(
+            side_outputs,
+            dead_letters,
+            decoders,
+            job.metadata,
+            extra,
+            sequenced=sequenced,
+            global_stores={table.source.topic: table.store for table in job.tables},
+        )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoded = (rows for rows in super().__call__(batches) if rows.num_rows)

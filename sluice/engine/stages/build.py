@@ -141,7 +141,12 @@ def _make(
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
             return partial(VersionedJoin, _left_or_inner(action), history_ms, action.grace_ms)
         case plan.TableJoin(kind="stream-table"):
-            return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
+            return partial(
+                StreamTableJoin,
+                _left_or_inner(action),
+                mapped=action.mapped,
+                mapped_key=action.mapped_key,
+            )
         case plan.TableJoin(kind="foreign-key"):
             return partial(
                 ForeignKeyJoin,

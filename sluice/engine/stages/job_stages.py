@@ -250,10 +250,10 @@ class Stages:
                 yield operator.result, kind
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
-                yield (
-                    operator.result,
-                    f"struct<left:{left},right:{right}>" if left and right else "",
-                )
+                fields = {"left": left, "right": right}
+                if isinstance(operator.action, TableJoin) and operator.action.mapped_key:
+                    fields[operator.action.mapped_key] = "string"
+                yield operator.result, compact(struct_type(fields)) if left and right else ""
             case Changes():
                 row = self._values[operator.number, 0]
                 yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""

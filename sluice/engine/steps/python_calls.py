@@ -122,7 +122,7 @@ class Call(_Calls):
                 if type(result := function(key, value)) is not bool:
                     require_run(result)
                 return {"value": "true" if result else "false"}
-            case "key":
+            case "key" | "mapped_key":
                 return {"key": _key(function(key, value))}
             case "record":
                 return self._pair(function(key, value))

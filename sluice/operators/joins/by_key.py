@@ -20,18 +20,24 @@ from sluice.support.arrays import Indices, Mask, Times
 How = Literal["inner", "left", "outer"]
 
 
-def joined(left: str | None, right: str | None) -> str:
-    """Return the JSON text of a join's result."""
+def joined(left: str | None, right: str | None, more: str = "") -> str:
+    """Return the JSON text of a join's result.
+
+    `more` is the text of further fields, each after a comma.
+    """
     # The values are JSON already, so they need not be decoded.
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
-    return f'{{"left":{left_json},"right":{right_json}}}'
+    return f'{{"left":{left_json},"right":{right_json}{more}}}'
 
 
-def joined_texts(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Return the JSON texts of a join's results."""
-    parts = ('{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null"), "}")
-    return pc.binary_join_element_wise(*parts, "")
+def joined_texts(left: pa.Array, right: pa.Array, *more: str | pa.Array) -> pa.Array:
+    """Return the JSON texts of a join's results.
+
+    `more` are the parts of the text of further fields.
+    """
+    sides = '{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null")
+    return pc.binary_join_element_wise(*sides, *more, "}", "")
 
 
 class TablePair(msgspec.Struct, array_like=True):
@@ -293,14 +299,16 @@ class StreamTableJoin(Timeless):
     """Joins each record of a stream with the table's current value for its key.
 
     `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A
-    left join sends records without a key with a null right side.
+    left join sends records without a key with a null right side. `mapped_key` is the name of a
+    third field of the results, with the key that was looked up.
     """
 
     state_type: Any = TableValue
 
-    def __init__(self, how: How, *, mapped: bool = False) -> None:
+    def __init__(self, how: How, *, mapped: bool = False, mapped_key: str | None = None) -> None:
         self.how = how
         self.mapped = mapped
+        self.mapped_key = None if mapped_key is None else _json(mapped_key)
 
     def new_state(self) -> TableValue:
         return TableValue()
@@ -319,7 +327,9 @@ class StreamTableJoin(Timeless):
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
             # The key that is looked up has no window, but the record's own key may have one.
-            out.emit(key, joined(row.value, state.value), row.time, window=row.window)
+            more = "" if self.mapped_key is None else f",{self.mapped_key}:{_json(row.key)}"
+            value = joined(row.value, state.value, more)
+            out.emit(key, value, row.time, window=row.window)
 
     def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
         of_table = (rows.sides == RIGHT) & ~rows.is_old
@@ -333,7 +343,11 @@ class StreamTableJoin(Timeless):
             has_result &= validity(table_values)
         sent = np.flatnonzero(has_result)
         taken = pa.array(sent)
-        values = joined_texts(rows.columns["value"].take(taken), table_values.take(taken))
+        more: tuple[str | pa.Array, ...] = ()
+        if self.mapped_key is not None:
+            keys = pa.array([_json(key) for key in rows.keys], pa.string())
+            more = (f",{self.mapped_key}:", keys.take(pa.array(rows.key_numbers[sent])))
+        values = joined_texts(rows.columns["value"].take(taken), table_values.take(taken), *more)
         last = rows.last_of_keys(of_table)
         changed = np.flatnonzero(last >= 0)
         last_values = rows.columns["value"].take(pa.array(last[changed])).to_pylist()
@@ -352,3 +366,7 @@ class StreamTableJoin(Timeless):
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None
+
+
+def _json(text: str | None) -> str:
+    return msgspec.json.encode(text).decode()
