@@ -7,14 +7,27 @@ states with the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from sluice.errors import EngineError
 from sluice.values.phrases import counted
 from sluice.values.windows import Bounds
+
+if TYPE_CHECKING:
+    from sluice.operators.columns import KeyedRows, KeyStates, Results
+    from sluice.operators.processor import Timer
 
 LEFT, RIGHT, MOVED = 0, 1, 2
 """The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
@@ -185,24 +198,136 @@ class Output(Receiver, Protocol):
 S = TypeVar("S")
 
 
-class Operator(Protocol[S]):
-    """An operator. It changes a key's state in place.
-
-    A row with a null key gets a new state from `new_state`, which is not stored.
-    """
+class Moment(Protocol):
+    """The place among the rows of a batch at which an operator sends results that are due."""
 
     @property
-    def state_type(self) -> Any:
-        """The msgspec type of a key's state."""
+    def stream_time(self) -> int:
+        """The stream time here, which may have jumped over several due times."""
+
+    @property
+    def latest_of_sides(self) -> tuple[int, int]:
+        """See `Row.latest_of_sides`."""
+
+
+class Searches(Protocol):
+    """Results that are sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
+
+    def looks_after(self, side: int) -> int:
+        """Return the stream time after which a record of this side starts a search."""
+
+    def look(self, stream_time: int) -> None:
+        """Look for the results of all keys that are due. They are sent when their keys are closed."""
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """How an operator sends results when they are due, without a row of their key."""
+
+    before_row: bool = False
+    """Whether the results are sent before the row that makes them due, or after it."""
+    after_record: bool = False
+    """Whether they are sent after all rows that come from the same record as this row."""
+    by_clock: bool = False
+    """Whether they are due at a time of the wall clock, and not at a stream time."""
+    searches: Searches | None = None
+    """Set if due results are only sent when the operator looks for them."""
+
+
+@dataclass(frozen=True)
+class BatchOfOperator:
+    """What an operator may know of a batch before the batch's first row."""
+
+    now: int
+    """The batch's clock, epoch ms."""
+    closed: int
+    """The stream time that all partitions have reached when the batch ends; -1 without a stream time."""
+    latest_of_sides: tuple[int, int]
+    """See `Row.latest_of_sides`, when the batch ends."""
+    is_one_task: bool
+    """Whether all keys have one stream time: the topics have one partition, like a task of Kafka Streams."""
+    fires_after_record: bool
+    """Whether timers fire after all rows that come from one record, because a record may have several."""
+    read_table: Callable[[int, str], str | None]
+    """Returns the row of a table with this side (see `READ`) and key, as JSON."""
+
+
+class Operator(Generic[S]):
+    """An operator. It changes a key's state in place.
+
+    A row with a null key gets a new state from `new_state`, which is not stored. The methods that
+    are implemented here are for operators that send results only for rows of their key.
+    """
+
+    state_type: Any
+    """The msgspec type of a key's state."""
+    shared: Any = None
+    """The state that all keys of a worker share, if any."""
+    reads_tables = False
+    """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
+    takes_changes = False
+    """Whether `change` takes the old and the new value of a table's row in the same group at once."""
+    has_wall_timers = False
+    """Whether the operator may set timers on the wall clock (see `tick`)."""
+    processes_due = False
+    """Whether `process` also sends due results of the row's key, unless the row has no stream times."""
+
+    @property
+    def asking(self) -> Asking | None:
+        """The operator itself, if it asks a service or a database about each row."""
+        return None
+
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        """Prepare for a batch."""
 
     def new_state(self) -> S:
         """Return the initial state of a key."""
+        raise NotImplementedError
 
     def process(self, state: S, row: Row, out: Output) -> None:
         """Process one row. If that fails, the row is rejected and the state is unchanged."""
+        raise NotImplementedError
+
+    def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
+        """Process all rows of many keys at once, and change the `states` of the keys in place.
+
+        Returns None, and changes no state, if these rows have to be processed one by one. Raises
+        RowFailedError if a row fails. States may then have changed: the caller loads them again,
+        and processes the rows one by one.
+        """
+        return None
+
+    def change(self, state: S, old: Row, new: Row, out: Output) -> None:
+        """Process the old and the new value of a table's row as a unit. Only if `takes_changes`."""
+        raise NotImplementedError
+
+    @property
+    def releasing(self) -> Releasing | None:
+        """How the operator sends results when they are due; None if it only sends results for rows."""
+        return None
+
+    def release_due(self, state: S) -> int | None:
+        """Return when the next result of the key is due: a stream time, or a time of the wall clock."""
+        return self.due(state)
+
+    def release(self, state: S, key: str, due: int, moment: Moment, out: Output) -> None:
+        """Send the results of a key that are due at `due`."""
+        self.close(state, key, due, out)
+
+    def keys_sent_early(self) -> Collection[str]:
+        """Return the keys that have results to send at once, although they are not due."""
+        return ()
+
+    def require_room(self) -> None:
+        """Raise EngineError if the operator holds back more than it may, after all due results were sent."""
+
+    def sent_until(self, stream_time: int) -> int:
+        """Return the stream time up to which due results have been sent, when the batch ends."""
+        return stream_time
 
     def due(self, state: S) -> int | None:
-        """Stream time at which this state needs `close`; None if it never does."""
+        """Return the stream time at which this state needs `close`; None if it never does."""
+        return None
 
     def close(
         self,
@@ -218,8 +343,31 @@ class Operator(Protocol[S]):
         same as in `Row`.
         """
 
+    def wall_due(self, state: S) -> int | None:
+        """Return when this state needs `tick` or `release` by the wall clock, epoch ms; None if never."""
+        return None
+
+    def tick(
+        self,
+        state: S,
+        key: str,
+        now: int,
+        stream_time: int,
+        out: Output,
+        before_timer: Callable[[str, Timer[Any], int], None] = lambda _, __, ___: None,
+    ) -> None:
+        """Fire, once, each wall-clock timer that is due at `now`. Called in every batch.
+
+        Before each timer fires, calls `before_timer` with the key, the timer, and the number of the
+        record or timer that set it.
+        """
+
+    def end_keys(self, states: Mapping[str, S], out: Output) -> None:
+        """Send what is sent once for each key, after the last row of these keys."""
+
     def is_empty(self, state: S) -> bool:
-        """Whether the state need not be stored."""
+        """Return whether the state need not be stored."""
+        raise NotImplementedError
 
 
 class RecordedFailure(Exception):
@@ -257,20 +405,3 @@ class Asking(Protocol):
 
     def send(self, row: Row, answer: Answered, out: Output) -> None:
         """Send the result of a row. `answer` is empty if the row needs no answer."""
-
-
-class Timeless:
-    """Mixin for operators that do nothing for a key before the key's next row."""
-
-    def due(self, state: Any) -> int | None:
-        return None
-
-    def close(
-        self,
-        state: Any,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        pass

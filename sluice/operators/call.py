@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from sluice.errors import EngineError, error_text, sentence
 from sluice.operators.base import (
     Answered,
+    Asking,
+    Operator,
     Output,
     RecordedFailure,
     Row,
-    Timeless,
     listed_results,
     require_run,
 )
@@ -34,7 +37,7 @@ less time is spent on waiting for the slowest call, but a crash loses more answe
 _LOOKED_UP_AT_ONCE = 1_000
 
 
-class _Stateless(Timeless):
+class _Stateless(Operator[None]):
     """Base class of `Call` and `Lookup`, which have no state and send a row only with its answer."""
 
     state_type: Any = None
@@ -75,6 +78,11 @@ class Call(_Stateless):
         self._declared = Declared(result_type)
         self._otherwise = otherwise
         self._size = size
+
+    @property
+    @override
+    def asking(self) -> Asking:
+        return self
 
     def needs_answer(self, row: Row) -> bool:
         return row.value is not None
@@ -160,6 +168,11 @@ class Lookup(_Stateless):
         self._step = step
         self._calls = Calls(policy, step)
         self._on_missing = on_missing
+
+    @property
+    @override
+    def asking(self) -> Asking:
+        return self
 
     def needs_answer(self, row: Row) -> bool:
         return row.key is not None and row.value is not None

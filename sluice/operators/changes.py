@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Operator, Output, Row
 from sluice.operators.latest_value import LatestValue
 
 
 @dataclass(frozen=True)
-class Changes(Timeless):
+class Changes(Operator[LatestValue]):
     """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
 
     The old value comes from the state, so that the tables before this step need not send old
     values.
     """
 
-    state_type: ClassVar[Any] = LatestValue
+    state_type: Any = LatestValue
 
     def new_state(self) -> LatestValue:
         return LatestValue()

@@ -32,7 +32,6 @@ from sluice.engine.stages.recorded_answers import NO_ANSWERS, RecordedAnswers
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
-from sluice.operators.call import Call, Lookup
 from sluice.plan import Edge
 from sluice.state.shard.operator_states import State
 from sluice.support.memory import release_memory_after_rows
@@ -264,8 +263,8 @@ class StageRun:
             operators[operator.number] = run
         answers: dict[int, RecordedAnswers] = {}
         for number, run in operators.items():
-            asking = run.operator
-            if isinstance(asking, Call | Lookup):
+            asking = run.operator.asking
+            if asking is not None:
                 answers[number] = RecordedAnswers(run.spec, asking, states, stage.topics)
         return cls(operators, stage.only_stored, stage.last_only, answers)
 
@@ -299,7 +298,7 @@ class StageRun:
                 yield from self._process_in_order(runs, rows)
             # Keys are processed one after the other only if results depend on no other key. A
             # processor that reads tables depends on the tables' rows, which have other keys.
-            elif len(runs) == 1 and run.releases is None and not run.reads_tables:
+            elif len(runs) == 1 and run.releases is None and not run.operator.reads_tables:
                 yield from run.process_by_key(rows, self.output)
             else:
                 self._load(runs, rows)
@@ -312,7 +311,7 @@ class StageRun:
     @staticmethod
     def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
         """Load the states of all keys."""
-        reads_tables = runs[0].reads_tables
+        reads_tables = runs[0].operator.reads_tables
         if reads_tables:
             runs[0].load_copied_rows(rows)
         keys = rows.keys(LEFT if reads_tables else None)

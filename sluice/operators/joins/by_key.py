@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row, Timeless
+from sluice.operators.base import AHEAD, LEFT, RIGHT, Operator, Output, Row
 from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -47,7 +47,7 @@ class TablePair(msgspec.Struct, array_like=True):
             self.left, self.left_time = value, time
 
 
-class TableJoin(Timeless):
+class TableJoin(Operator[TablePair]):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
     A key has a result in an inner join while both sides have a value, in a left join while the left
@@ -283,7 +283,7 @@ class TableValue(msgspec.Struct, array_like=True):
     value: str | None = None
 
 
-class StreamTableJoin(Timeless):
+class StreamTableJoin(Operator[TableValue]):
     """Joins each record of a stream with the table's current value for its key.
 
     `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A
