@@ -365,6 +365,19 @@ class Operator(Generic[S]):
     def end_keys(self, states: Mapping[str, S], out: Output) -> None:
         """Send what is sent once for each key, after the last row of these keys."""
 
+    def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
+        """Return the entries of each store of a key, if the operator has stores that can be queried.
+
+        Entry's name → the time of the `put`, the value, and perhaps headers.
+        """
+        raise NotImplementedError
+
+    def rows_of_entries(
+        self, store: int, entries_of_keys: Sequence[dict[str, tuple[Any, ...]]]
+    ) -> list[str | None]:
+        """Return the row of each key in one of these stores, as JSON; None if a key has no entries."""
+        raise NotImplementedError
+
     def is_empty(self, state: S) -> bool:
         """Return whether the state need not be stored."""
         raise NotImplementedError

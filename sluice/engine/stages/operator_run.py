@@ -29,7 +29,6 @@ from sluice.operators.base import LEFT, BatchOfOperator, Row
 from sluice.operators.columns import KeyedRows, KeyStates, RowFailedError, replaced_values
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.latest_value import LatestValue
-from sluice.operators.process import Process
 from sluice.operators.processor import Timer
 from sluice.state.shard.operator_states import Replaced, State
 from sluice.values.row_order import turn_of_timers
@@ -208,7 +207,6 @@ class OperatorRun:
             else self._stored_states(keys)
         )
         if self.spec.queryable_stores:
-            assert isinstance(self.operator, Process)
             for key in keys:
                 # A processor replaces entries, and never changes them in place, so copied
                 # dictionaries still have the entries before the batch.
@@ -456,7 +454,6 @@ class OperatorRun:
         """Add the changes of a processor's stores that can be queried."""
         if not self.spec.queryable_stores:
             return
-        assert isinstance(self.operator, Process)
         entries_after = [self.operator.entries(state) for state in self.states.values()]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):

@@ -282,31 +282,31 @@ class StageRun:
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             runs = (run, *self.listeners.get(number, ()))
-            aggregation = ColumnAggregation.of(run, runs[1:]) if number in self.last_only else None
+            in_columns = self._in_columns(runs)
+            is_alone = len(runs) == 1 and run.releases is None
             if number in self.answers:
                 yield from self.answers[number].process(rows, self.output)
-            elif aggregation is not None:
-                self._load(runs, rows)
-                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
-                rows = aggregation.process(rows, self.output)
-                rows = rows.in_order()
-                yield from self._process_in_order(runs, rows)
-            elif len(runs) == 1 and (join := ColumnJoin.of(run)) is not None:
-                self._load(runs, rows)
-                rows = join.process(rows, self.output)
-                rows = rows.in_order()
-                yield from self._process_in_order(runs, rows)
             # Keys are processed one after the other only if results depend on no other key. A
             # processor that reads tables depends on the tables' rows, which have other keys.
-            elif len(runs) == 1 and run.releases is None and not run.operator.reads_tables:
+            elif in_columns is None and is_alone and not run.operator.reads_tables:
                 yield from run.process_by_key(rows, self.output)
             else:
                 self._load(runs, rows)
+                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
+                if in_columns is not None:
+                    rows = in_columns.process(rows, self.output)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
             self.output.settle(run.spec, rows)
             del rows
             yield from self.output.take()
+
+    def _in_columns(self, runs: Sequence[OperatorRun]) -> ColumnAggregation | ColumnJoin | None:
+        """Return what processes rows of these operators in columns, if anything can."""
+        run, *listeners = runs
+        if run.spec.number in self.last_only:
+            return ColumnAggregation.of(run, listeners)
+        return None if listeners else ColumnJoin.of(run)
 
     @staticmethod
     def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
