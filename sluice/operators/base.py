@@ -1,14 +1,14 @@
-"""The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
-
-Operators are plain Python and use neither Spark nor a database. The task of a stage
-(`engine/stages/stage_task.py`) sorts the rows, loads the states of their keys and stores changed
-states with the snapshot.
-"""
+"""The rows, results and outputs of operators."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import (
+    AsyncGenerator,
+    Coroutine,
+    Generator,
+    Sequence,
+)
+from typing import Any, Protocol
 
 import msgspec
 
@@ -190,46 +190,6 @@ class Output(Receiver, Protocol):
         """
 
 
-S = TypeVar("S")
-
-
-class Operator(Protocol[S]):
-    """An operator. It changes a key's state in place.
-
-    A row with a null key gets a new state from `new_state`, which is not stored.
-    """
-
-    @property
-    def state_type(self) -> Any:
-        """The msgspec type of a key's state."""
-
-    def new_state(self) -> S:
-        """Return the initial state of a key."""
-
-    def process(self, state: S, row: Row, out: Output) -> None:
-        """Process one row. If that fails, the row is rejected and the state is unchanged."""
-
-    def due(self, state: S) -> int | None:
-        """Stream time at which this state needs `close`; None if it never does."""
-
-    def close(
-        self,
-        state: S,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        """Send the results that are due at stream time `closed`, and drop state that can no longer change.
-
-        All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the
-        same as in `Row`.
-        """
-
-    def is_empty(self, state: S) -> bool:
-        """Return whether the state need not be stored."""
-
-
 class RecordedFailure(Exception):
     """The failure of a call, in this batch or recorded in an earlier one.
 
@@ -265,20 +225,3 @@ class Asking(Protocol):
 
     def send(self, row: Row, answer: Answered, out: Output) -> None:
         """Send the result of a row. `answer` is empty if the row needs no answer."""
-
-
-class Timeless:
-    """Mixin for operators that do nothing for a key before the key's next row."""
-
-    def due(self, state: Any) -> int | None:
-        return None
-
-    def close(
-        self,
-        state: Any,
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        pass

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sluice.operators.base import DEFAULT_OUTPUT, Operator, Output, Row, Timeless
+from sluice.operators.base import DEFAULT_OUTPUT, Output, Row
+from sluice.operators.operator import Operator
 from sluice.values.windowed_keys import split_windowed_key
 from sluice.values.windows import Bounds
 
 
-class ByWindow(Timeless):
+class ByWindow(Operator[Any]):
     """Runs an operator by key and window.
 
     In the operator's rows, the key is a text that contains the record's key and its window. Each
-    result gets the key and the window of its row. The operator must be `Timeless`, too.
+    result gets the key and the window of its row. The operator only sends results for rows of their key.
     """
 
     def __init__(self, make: Callable[[], Operator[Any]]) -> None:

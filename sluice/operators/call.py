@@ -10,18 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from sluice.errors import EngineError, error_text, sentence
 from sluice.operators.base import (
     Answered,
+    Asking,
     Output,
     RecordedFailure,
     Row,
-    Timeless,
     listed_results,
     require_run,
 )
 from sluice.operators.calling import Calls
 from sluice.operators.encoding import Declared
+from sluice.operators.operator import Operator
 from sluice.values.call_parameters import CallPolicy
 from sluice.values.function_wrappers import is_async
 from sluice.values.record_metadata import OnMissing
@@ -34,7 +37,7 @@ less time is spent on waiting for the slowest call, but a crash loses more answe
 _LOOKED_UP_AT_ONCE = 1_000
 
 
-class _Stateless(Timeless):
+class _Stateless(Operator[None]):
     """Base class of `Call` and `Lookup`, which have no state and send a row only with its answer."""
 
     state_type: Any = None
@@ -75,6 +78,11 @@ class Call(_Stateless):
         self._declared = Declared(result_type)
         self._otherwise = otherwise
         self._size = size
+
+    @property
+    @override
+    def asking(self) -> Asking:
+        return self
 
     def needs_answer(self, row: Row) -> bool:
         return row.value is not None
@@ -163,6 +171,11 @@ class Lookup(_Stateless):
         self._step = step
         self._calls = Calls(policy, step)
         self._on_missing = on_missing
+
+    @property
+    @override
+    def asking(self) -> Asking:
+        return self
 
     def needs_answer(self, row: Row) -> bool:
         return row.key is not None and row.value is not None

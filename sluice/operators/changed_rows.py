@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
 from sluice.operators.latest_value import LatestValue
+from sluice.operators.operator import Operator
 from sluice.values.change_values import CheckOld
 
 
@@ -21,7 +22,7 @@ _decode = msgspec.json.Decoder(_Change).decode
 
 
 @dataclass(frozen=True)
-class ChangedRows(Timeless):
+class ChangedRows(Operator[LatestValue]):
     """Sends the new row of each change, or a null value for a deletion.
 
     `Row.foreign` is JSON of the change's kind and old row. With `check_old`, the state holds the
@@ -29,7 +30,7 @@ class ChangedRows(Timeless):
     """
 
     check_old: CheckOld | None
-    state_type: ClassVar[Any] = LatestValue
+    state_type: Any = LatestValue
 
     def new_state(self) -> LatestValue:
         return LatestValue()

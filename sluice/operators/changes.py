@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
 from sluice.operators.latest_value import LatestValue
+from sluice.operators.operator import Operator
 
 
 @dataclass(frozen=True)
-class Changes(Timeless):
+class Changes(Operator[LatestValue]):
     """Sends kind, old value and new value of each change of a table's row.
 
     A row is identified by key and window.
@@ -19,7 +20,7 @@ class Changes(Timeless):
     values.
     """
 
-    state_type: ClassVar[Any] = LatestValue
+    state_type: Any = LatestValue
 
     def new_state(self) -> LatestValue:
         return LatestValue()

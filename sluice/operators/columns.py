@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.operators.base import Operator
 from sluice.support.arrays import Indices, Mask, Times
 
 
@@ -183,18 +182,6 @@ class RowFailedError(Exception):
 
     Only if the rows are processed one by one is it known for which row an author's code fails.
     """
-
-
-class ColumnOperator(Operator[S], Protocol[S]):
-    """An operator that can also process all rows of many keys at once, with the same results and states."""
-
-    def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
-        """Process all rows, and change the `states` of their keys in place.
-
-        Returns None, and changes no state, if these rows have to be processed one by one. Raises
-        RowFailedError if a row fails. States may then have changed: the caller loads them again,
-        and processes the rows one by one.
-        """
 
 
 def validity(column: pa.Array) -> Mask:

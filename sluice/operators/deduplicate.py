@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import forgotten_at, last_forgotten
+from sluice.operators.operator import Operator
 
 
 @dataclass(frozen=True)
-class Deduplicate:
+class Deduplicate(Operator[list[int]]):
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
     A record is a duplicate if a record with the same id and an event time at most `within_ms` away
@@ -19,7 +20,7 @@ class Deduplicate:
     """
 
     within_ms: int
-    state_type: ClassVar[Any] = list[int]
+    state_type: Any = list[int]
 
     def new_state(self) -> list[int]:
         return []

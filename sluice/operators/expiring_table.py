@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from sluice.operators.base import Output, Row
+from sluice.operators.operator import BatchOfOperator, Operator, Releasing
 from sluice.values.expiry import Expiry
 
 
@@ -19,7 +21,7 @@ class ExpiringRow(msgspec.Struct, array_like=True):
     """Epoch ms; None for a row that does not expire."""
 
 
-class ExpiringTable:
+class ExpiringTable(Operator[ExpiringRow]):
     """A table of a topic's records, like `Latest`, whose rows expire.
 
     A row is deleted when it expires. The time of the deletion is the time at which the row expires.
@@ -37,9 +39,14 @@ class ExpiringTable:
         self.is_timed_by_clock = expiry.clock == "wall"
         self._now = 0
 
-    def set_clock(self, now: int) -> None:
-        """Set the batch's clock, epoch ms."""
-        self._now = now
+    @override
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        self._now = batch.now
+
+    @property
+    @override
+    def releasing(self) -> Releasing:
+        return Releasing(before_row=True, by_clock=self.is_timed_by_clock)
 
     def new_state(self) -> ExpiringRow:
         return ExpiringRow()
@@ -73,14 +80,12 @@ class ExpiringTable:
         out.emit(key, value, time)
 
     def release_due(self, state: ExpiringRow) -> int | None:
-        """Return when the row expires: a stream time, or with `is_timed_by_clock`, a time of the wall clock."""
         return state.expires
 
     def due(self, state: ExpiringRow) -> int | None:
         return None if self.is_timed_by_clock else state.expires
 
     def wall_due(self, state: ExpiringRow) -> int | None:
-        """Return when the row expires by the wall clock, epoch ms; None if stream time decides."""
         return state.expires if self.is_timed_by_clock else None
 
     def close(

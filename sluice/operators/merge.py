@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
+from sluice.operators.operator import Operator
 
 
-class Merge(Timeless):
+class Merge(Operator[None]):
     """Passes every record on unchanged.
 
     It has no state, because the stage's task has already sorted the records.

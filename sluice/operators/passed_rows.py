@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
+from sluice.operators.operator import Operator
 
 
-class PassedRows(Timeless):
+class PassedRows(Operator[None]):
     """Passes on each change of a row that passes the filter before or after the change.
 
     A change of any other row is no change of the filtered table. The operator keeps no state: a

@@ -9,16 +9,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
 from sluice.operators.columns import NO_ROWS, KeyedRows, Results, RowFailedError
 from sluice.operators.encoding import plain_texts, state_type, to_json
+from sluice.operators.operator import BatchOfOperator, Moment, Operator, Releasing, WallTimer
 from sluice.operators.plain_values import has_plain_values
 from sluice.operators.processor import (
     Context,
     KeyState,
     Processor,
-    ReadRow,
     Record,
     Schedule,
     StoreOptions,
@@ -40,7 +41,7 @@ from sluice.values.windowed_keys import (
 from sluice.values.windows import Bounds
 
 
-class Process:
+class Process(Operator[KeyState]):
     """Calls an author's processor with records and timers. `make` creates the processor.
 
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record.
@@ -81,6 +82,7 @@ class Process:
         self._decode = value_decoder(argument_type)
         self._processor = make()
         self.sets_timers = hasattr(type(self._processor), "on_timer")
+        self.has_wall_timers = self.sets_timers
         context_class = ValueContext if keeps_key else Context
         self._context = context_class(options, outputs, timers=self.sets_timers, tables=tables)
         self.reads_tables = bool(tables)
@@ -94,17 +96,19 @@ class Process:
         """Whether this and all later rows of the batch are processed one by one."""
         self._process_record: Callable[[Any], object] = self._processor.process
 
-    def read_tables_with(self, read_row: ReadRow) -> None:
-        """Set the function that reads a table's row for the processor.
-
-        A table's number is the `side` of its rows.
-        """
+    @override
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        self._context.wall_clock = batch.now
         for table in self._context.tables.values():
-            table.read_row = read_row
+            table.read_row = batch.read_table
+        # In Kafka Streams, a task fires timers only after it has processed a record with all its
+        # effects.
+        self.fires_with_rows = self.sets_timers and not batch.fires_after_record
 
-    def set_clock(self, now: int) -> None:
-        """Set the time of the batch on the wall clock, epoch ms."""
-        self._context.wall_clock = now
+    @property
+    @override
+    def releasing(self) -> Releasing | None:
+        return Releasing(after_record=not self.fires_with_rows) if self.sets_timers else None
 
     def new_state(self) -> KeyState:
         return self.state_type()  # type: ignore[no-any-return]
@@ -243,10 +247,14 @@ class Process:
     ) -> None:
         """Fire event timers and remove expired entries."""
         if key is not None:
-            self.release(state, key, closed, closed, out)
+            self._release(state, key, closed, closed, out)
 
-    def release(self, state: KeyState, key: str, due: int, reached: int, out: Output) -> None:
-        """Fire the event timers that are due at the time `due`, and remove the entries that have expired by then.
+    @override
+    def release(self, state: KeyState, key: str, due: int, moment: Moment, out: Output) -> None:
+        self._release(state, key, due, max(due, moment.stream_time), out)
+
+    def _release(self, state: KeyState, key: str, due: int, reached: int, out: Output) -> None:
+        """Fire the event timers that are due at `due`, and remove the entries that have expired by then.
 
         `reached` is the stream time, which may have jumped over several due times.
         """
@@ -261,7 +269,7 @@ class Process:
 
     def tick(
         self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
-        before_timer: Callable[[str, Timer[Any], int], None] = lambda _, __, ___: None,
+        before_timer: Callable[[str, WallTimer, int], None] = lambda _, __, ___: None,
     ) -> None:  # fmt: skip
         """Fire, once, each wall-clock timer that is due at `now`. Called in every batch.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
+from sluice.operators.operator import Operator
 from sluice.values.headers import Headers, HeaderValue
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -17,7 +18,7 @@ _decode = msgspec.json.Decoder(list[str | None]).decode
 
 
 @dataclass(frozen=True)
-class SetMetadata(Timeless):
+class SetMetadata(Operator[None]):
     """Gives each record a new time, or new headers. It keeps no state.
 
     `Row.foreign` is a JSON array. With `sets_time`, its first element is the time as ISO 8601 text.
@@ -28,7 +29,7 @@ class SetMetadata(Timeless):
     sets_time: bool
     headers: tuple[tuple[str, bool], ...]
     """The name of each header, and whether its value is bytes."""
-    state_type: ClassVar[Any] = None
+    state_type: Any = None
 
     def new_state(self) -> None:
         pass

@@ -13,14 +13,17 @@ window after the window's result has been sent.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from typing_extensions import override
 
 from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import closes_at, last_closed_end
+from sluice.operators.operator import Operator, Releasing
 from sluice.values.record_metadata import Until
 from sluice.values.windows import Bounds
 
@@ -104,7 +107,7 @@ class BufferLimit:
         return self.bytes is not None and buffer.bytes > self.bytes
 
 
-class Suppress:
+class Suppress(Operator[Any]):
     """Sends a key's results late, each at most once per window or time limit.
 
     If the step waits until a window closes, it sends one result per window once stream time reaches
@@ -121,11 +124,12 @@ class Suppress:
 
     If the buffer is full, `emit_early` sends the oldest updates of all keys. If such an update does
     not belong to the current row's key, it is sent with the next row of its key, or when the engine
-    closes the keys in `sent_early`. With `shut_down`, the engine calls `check` after it has sent
-    all updates that are due, so that `check` does not count them.
+    closes the keys in `sent_early`. With `shut_down`, the engine calls `require_room` after it has sent
+    all updates that are due, so that they do not count.
     """
 
     state_type: Any = WaitingUpdates
+    processes_due = True
 
     def __init__(
         self,
@@ -186,9 +190,15 @@ class Suppress:
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
 
-    def release_due(self, state: WaitingUpdates) -> int | None:
-        """Stream time at which the next update is due."""
-        return self.due(state)
+    @property
+    @override
+    def releasing(self) -> Releasing:
+        return Releasing()
+
+    @override
+    def keys_sent_early(self) -> Collection[str]:
+        # A step whose buffer is full sends its oldest updates, of any key, before they are due.
+        return sorted(self.sent_early)
 
     def due(self, state: WaitingUpdates) -> int | None:
         if not state:
@@ -217,7 +227,8 @@ class Suppress:
     def is_empty(self, state: WaitingUpdates) -> bool:
         return not state
 
-    def check(self) -> None:
+    @override
+    def require_room(self) -> None:
         """Raise BufferFull if the limit is exceeded and `when_full` is `shut_down`."""
         if self.shared and self.limit.when_full == "shut_down" and self.limit.exceeded(self.shared):
             most_records = self.limit.records or "any number of"

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
 from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
 from sluice.operators.lateness import forgotten_at, last_forgotten
 from sluice.operators.latest_value import LatestValue
+from sluice.operators.operator import Operator
 
 
-class Latest(Timeless):
+class Latest(Operator[LatestValue]):
     """A table of a topic's records.
 
     A key's last record wins, regardless of its time; a null value deletes the key.
@@ -80,7 +81,7 @@ LATE = "late"
 key."""
 
 
-class LatestVersion:
+class LatestVersion(Operator[LatestValue]):
     """A versioned table: the record with the latest time is the key's row.
 
     A record is late if it is more than `history_ms` before stream time. Any other record that is

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from sluice.operators.base import Operator
+from sluice.operators.operator import Operator
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.expiry import Expiry

@@ -28,7 +28,7 @@ from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastReco
 from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import RIGHT, Operator
+from sluice.operators.base import RIGHT
 from sluice.operators.by_window import ByWindow
 from sluice.operators.call import Call, Lookup
 from sluice.operators.early_results import EarlyResults
@@ -38,6 +38,7 @@ from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.merge import Merge
+from sluice.operators.operator import Operator
 from sluice.operators.passed_rows import PassedRows
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.row_schemas import BEGIN, END
+from sluice.engine.batch.row_schemas import BEGIN, END, Position
 from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.operator_run import OperatorRun
@@ -88,7 +88,7 @@ class ClosingRun(OperatorRun):
                 waiting.append(due)
         return min(waiting, default=None)
 
-    def _close_key(self, key: str, due: int, output: StageOutput) -> None:
+    def _send_due(self, key: str, due: int, position: Position, output: StageOutput) -> None:
         closed: list[tuple[Bounds, int, Any]] = []
         for start, (time, aggregate) in self.aggregate.states.get(key, {}).items():
             if self._sent_until.get(key, BEFORE_ALL) < self._windows.expires_at(start, time) <= due:

@@ -16,20 +16,20 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, due_name, wall_name
 from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.copied_rows import CopiedRows
 from sluice.engine.stages.operator_rows import OperatorRows
-from sluice.engine.stages.releases import ClockTime, DueKey, Releases, UnmatchedSearches
+from sluice.engine.stages.releases import (
+    ClockTime,
+    DueKey,
+    MomentOfTimeline,
+    Releases,
+    UnmatchedSearches,
+)
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.aggregation.aggregate import Aggregation, TableAggregate
 from sluice.operators.base import LEFT, Row
-from sluice.operators.columns import KeyedRows, KeyStates, Results, RowFailedError, replaced_values
+from sluice.operators.columns import KeyedRows, KeyStates, RowFailedError, replaced_values
 from sluice.operators.encoding import encode_state, state_decoder
-from sluice.operators.expiring_table import ExpiringTable
-from sluice.operators.joins.stream_join import StreamJoin
-from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.latest_value import LatestValue
-from sluice.operators.process import Process
-from sluice.operators.processor import Timer
-from sluice.operators.suppress import Suppress
+from sluice.operators.operator import BatchOfOperator, WallTimer
 from sluice.state.shard.operator_states import Replaced, State
 from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
@@ -46,19 +46,12 @@ class OperatorRun:
         self.spec = spec
         self.operator = spec.make()
         self.copied_rows = CopiedRows(spec.number, stored)
-        self.reads_tables = isinstance(self.operator, Process) and self.operator.reads_tables
-        """Whether the operator is a processor that gets copies of the rows of tables."""
         self._process = self.operator.process
-        if isinstance(self.operator, Process | ExpiringTable):
-            self.operator.set_clock(stored.before.now)
-        if isinstance(self.operator, Process):
-            self.operator.read_tables_with(self.copied_rows.read)
-        self._is_suppress = isinstance(self.operator, Suppress)
+        self._processes_due = self.operator.processes_due
         self.timeline = timeline
         self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
-        if timeline is not None and isinstance(self.operator, StreamJoin):
-            self.operator.end_batch_at(self.closed, timeline.latest_of_sides)
         self._stored = stored
+        self.operator.begin_batch(self._batch_of_operator())
         self._decode = state_decoder(self.operator.state_type)
         self.states: dict[str, Any] = {}
         """The states of the loaded keys that have one; operators change them in place."""
@@ -76,19 +69,36 @@ class OperatorRun:
         """The finished keys, if the operator has a stream time."""
         self._unscheduled: dict[str, None] = {}
         """The keys processed since the last call of `release`. Their due times may have changed."""
-        # In Kafka Streams, the stream time of a task decides when the task searches for the
-        # unmatched records of all its keys. With one partition, the join searches at the same times
-        # (`watch`). With several partitions, the keys of a worker have no common stream time, so
-        # each key's unmatched records are sent when they are due.
-        is_one_task = all(stored.before.partitions[topic] == 1 for topic in spec.plan.topics)
-        if isinstance(self.operator, StreamJoin) and is_one_task:
-            self.operator.watch()
-        empty: Any = getattr(self.operator, "shared", None)
-        if empty is not None and (shared := stored.shared(spec.number)) is not None:
-            assert shared.data is not None
-            self.operator.shared = msgspec.msgpack.decode(shared.data, type=type(empty))  # type: ignore[attr-defined]
-            self._shared_version = shared.version
+        self._load_shared()
+        self._releasing = self.operator.releasing
         self.releases = self._create_releases()
+
+    def _batch_of_operator(self) -> BatchOfOperator:
+        plan, partitions = self.spec.plan, self._stored.before.partitions
+        # A processor that has the stream time of topics may get several rows of one record, or
+        # none.
+        fires_after_record = self.timeline is not None and (
+            bool(plan.timed_by_topics) or any(edge.counts_every_record for edge in plan.edges)
+        )
+        return BatchOfOperator(
+            now=self._stored.before.now,
+            closed=self.closed,
+            latest_of_sides=(
+                (BEFORE_ALL, BEFORE_ALL) if self.timeline is None else self.timeline.latest_of_sides
+            ),
+            is_one_task=all(partitions[topic] == 1 for topic in plan.topics),
+            fires_after_record=fires_after_record,
+            read_table=self.copied_rows.read,
+        )
+
+    def _load_shared(self) -> None:
+        """Load the state that all keys of the worker share."""
+        empty = self.operator.shared
+        stored = None if empty is None else self._stored.shared(self.spec.number)
+        if stored is not None:
+            assert stored.data is not None
+            self.operator.shared = msgspec.msgpack.decode(stored.data, type=type(empty))
+            self._shared_version = stored.version
 
     def _closed_time(self, timeline: Timeline) -> int:
         """Return the stream time at which the operator drops state that can no longer change."""
@@ -111,33 +121,19 @@ class OperatorRun:
 
         Return None if it sends none.
         """
-        if self.timeline is None:
+        releasing, timeline = self._releasing, self.timeline
+        if releasing is None or timeline is None:
             return None
-        match self.operator:
-            case StreamJoin(shared=None, outer=(left, right)):
-                releases = Releases(self.timeline, before_row=True) if left or right else None
-            case StreamJoin() as join:
-                releases = UnmatchedSearches(self.timeline, join)
-            case Process(sets_timers=True) as process:
-                # In Kafka Streams, a task fires timers only after it has processed a record with
-                # all its effects. A processor that has the stream time of topics may get several
-                # rows of one record, or none, so its timers fire after the record's last row.
-                plan = self.spec.plan
-                after_record = bool(plan.timed_by_topics) or any(
-                    edge.counts_every_record for edge in plan.edges
-                )
-                process.fires_with_rows = not after_record
-                turn = turn_of_timers(plan.stage, plan.number) if after_record else b""
-                releases = Releases(self.timeline, before_row=False, turn=turn)
-            case Suppress() | VersionedJoin():
-                releases = Releases(self.timeline, before_row=False)
-            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
-                clock = ClockTime(self._stored.before.now) if is_timed_by_clock else self.timeline
-                releases = Releases(clock, before_row=True)
-            case _:
-                releases = None
-        if releases is not None:
-            self._schedule_due(releases)
+        if releasing.searches is not None:
+            releases: Releases = UnmatchedSearches(timeline, releasing.searches)
+        else:
+            plan = self.spec.plan
+            releases = Releases(
+                ClockTime(self._stored.before.now) if releasing.by_clock else timeline,
+                before_row=releasing.before_row,
+                turn=turn_of_timers(plan.stage, plan.number) if releasing.after_record else b"",
+            )
+        self._schedule_due(releases)
         return releases
 
     def _schedule_due(self, releases: Releases) -> None:
@@ -158,14 +154,11 @@ class OperatorRun:
         The time `until` is a stream time, or for a table that expires by the clock a time of the
         clock.
         """
-        if isinstance(self.operator, ExpiringTable) and self.operator.is_timed_by_clock:
+        if self._releasing is not None and self._releasing.by_clock:
             return self._stored.wall_due(self.spec.number, until)
         return self._stored.due(self._number_of_states, until)
 
     def _release_due(self, key: str) -> int | None:
-        assert isinstance(
-            self.operator, StreamJoin | Suppress | Process | VersionedJoin | ExpiringTable
-        )
         return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
@@ -179,19 +172,15 @@ class OperatorRun:
             for key in self._unscheduled:
                 releases.schedule(key, self._release_due(key), position)
             self._unscheduled.clear()
-        # A suppress step whose buffer is full sends its oldest updates, of any key, before they are
-        # due.
-        if isinstance(self.operator, Suppress):
-            for key in sorted(self.operator.sent_early):
-                self._release_key(output, DueKey(position, BEFORE_ALL, key))
+        for key in self.operator.keys_sent_early():
+            self._release_key(output, DueKey(position, BEFORE_ALL, key))
         if with_row and releases.before_row and position != END:
             return
         while (
             due_key := releases.next(position, inclusive=with_row or releases.before_row)
         ) is not None:
             self._release_key(output, due_key)
-        if isinstance(self.operator, Suppress):
-            self.operator.check()
+        self.operator.require_room()
 
     def _release_key(self, output: StageOutput, due_key: DueKey) -> None:
         assert self.releases is not None
@@ -203,21 +192,14 @@ class OperatorRun:
         output.headers = self.releases.timeline.headers.get(position)
         turn = self.releases.turn if has_origin(position[0]) else b""
         output.start_row(position, due, Released(due, key, self.releases.before_row, turn))
-        if isinstance(self.operator, Process):
-            assert self.timeline is not None
-            reached = self.timeline.closed_at(position)
-            self.operator.release(self.state(key), key, due, max(due, reached), output)
-        elif isinstance(self.operator, VersionedJoin):
-            assert self.timeline is not None
-            latest_of_sides = self.timeline.latest_of_sides_at(position)
-            self.operator.close(self.state(key), key, due, output, latest_of_sides)
-        else:
-            self._close_key(key, due, output)
+        self._send_due(key, due, position, output)
         self.releases.schedule(key, self._release_due(key), position)
 
-    def _close_key(self, key: str, due: int, output: StageOutput) -> None:
-        """Send the results of a key that are due at the stream time `due`."""
-        self.operator.close(self.state(key), key, due, output)
+    def _send_due(self, key: str, due: int, position: Position, output: StageOutput) -> None:
+        """Send the results of a key that are due at `due`."""
+        assert self.timeline is not None
+        moment = MomentOfTimeline(self.timeline, position)
+        self.operator.release(self.state(key), key, due, moment, output)
 
     def load(self, keys: Sequence[str]) -> None:
         """Load the states of the keys that are not loaded, in one read."""
@@ -229,7 +211,6 @@ class OperatorRun:
             else self._stored_states(keys)
         )
         if self.spec.queryable_stores:
-            assert isinstance(self.operator, Process)
             for key in keys:
                 # A processor replaces entries, and never changes them in place, so copied
                 # dictionaries still have the entries before the batch.
@@ -282,12 +263,9 @@ class OperatorRun:
 
         `part` has the same rows as `keyed`.
         """
-        process_columns = getattr(self.operator, "process_columns", None)
-        if process_columns is None:
-            return False
         try:
             states = KeyStates(keyed.keys, self.states, self.operator.new_state)
-            results: Results | None = process_columns(states, keyed)
+            results = self.operator.process_columns(states, keyed)
         except RowFailedError:
             self._forget_states()
             self.load(keyed.keys)
@@ -322,7 +300,7 @@ class OperatorRun:
         As in Kafka Streams, such a change is one update of the group. A change of group is two
         updates.
         """
-        if not isinstance(self.operator, TableAggregate):
+        if not self.operator.takes_changes:
             return frozenset()
         # One record may change several rows of a group. `foreign` is the key of the changed row,
         # and tells them apart.
@@ -344,7 +322,7 @@ class OperatorRun:
 
         A result that becomes due with the row is sent by `release`, not here.
         """
-        if self.reads_tables and row.side != LEFT:
+        if self.operator.reads_tables and row.side != LEFT:
             if row.key is not None:
                 self.copied_rows.put(row.side, row.key, row.value)
             return
@@ -352,9 +330,9 @@ class OperatorRun:
         key = row.key
         if self.releases is not None and key is not None:
             self._unscheduled[key] = None
-        # A suppress step would send this key's due results while it processes the row. With these
-        # times, it sends none: `release` sends the due results of all keys after the row.
-        if self._is_suppress:
+        # With these times, no result of the key is due: `release` sends the due results of all
+        # keys after the row.
+        if self._processes_due:
             row.before = row.after = BEFORE_ALL
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
         if state is None:
@@ -363,7 +341,6 @@ class OperatorRun:
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
         """Process the old and the new value of a table's change as a unit."""
-        assert isinstance(self.operator, TableAggregate)
         output.operator, output.row, output.headers = self.spec, new, new.headers
         self.operator.change(self.state(new.key), old, new, output)
 
@@ -390,7 +367,7 @@ class OperatorRun:
         """Load the keys that have a due timer or other due state, and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
-        if isinstance(self.operator, Process) and (
+        if self.operator.has_wall_timers and (
             timer_before is None or BEFORE_ALL < timer_before <= now
         ):
             due = [*due, *self._stored.wall_due(self.spec.number, now)]
@@ -401,12 +378,11 @@ class OperatorRun:
         # Results at the end of the batch come from no record, so they have no headers.
         output.operator, output.row, output.headers = self.spec, None, None
         output.start_row((LAST, self.spec.number, b""), self.closed)
-        if isinstance(self.operator, Aggregation):
-            self.operator.send_last_results(self.states, output)
+        self.operator.end_keys(self.states, output)
         if self.timeline is not None:
             self._drop_expired(self.timeline.latest_of_sides, output)
-            if isinstance(self.operator, Process):
-                self._fire_wall_clock_timers(self.operator, output)
+            if self.operator.has_wall_timers:
+                self._fire_wall_clock_timers(output)
         self._put_store_changes(output)
         self.changed += self._states_to_store()
         self._forget_states()
@@ -422,10 +398,11 @@ class OperatorRun:
             if due is not None and due <= closed:
                 operator.close(state, key, closed, output, latest_of_sides)
 
-    def _fire_wall_clock_timers(self, operator: Process, output: StageOutput) -> None:
+    def _fire_wall_clock_timers(self, output: StageOutput) -> None:
+        operator = self.operator
         now, position, closed = self._stored.before.now, output.position, self.closed
 
-        def start_timer(key: str, timer: Timer[Any], cause: int) -> None:
+        def start_timer(key: str, timer: WallTimer, cause: int) -> None:
             released = Released(
                 timer.time,
                 key,
@@ -471,41 +448,24 @@ class OperatorRun:
             return {}
         name = due_name(self.spec.plan.name, self._stored.worker)
         after = self.timeline.closed_after
-        if isinstance(self.operator, StreamJoin) and self.operator.shared is not None:
-            # As in Kafka Streams, a record that is already due waits for the next search for
-            # unmatched records.
-            after = min(after, self.operator.shared.looked)
-        return {name: self._stored.earliest_result(self._number_of_states, after)}
+        sent_until = self.operator.sent_until(after)
+        return {name: self._stored.earliest_result(self._number_of_states, sent_until)}
 
     @property
     def _waits_for_time(self) -> bool:
         """Whether results of the operator may wait for stream time."""
-        match self.operator:
-            case StreamJoin(outer=sides):
-                return any(sides)
-            case Process(sets_timers=sets_timers):
-                return sets_timers
-            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
-                return not is_timed_by_clock
-            case _:
-                return isinstance(self.operator, Suppress | VersionedJoin)
+        return self._releasing is not None and not self._releasing.by_clock
 
     @property
     def _waits_for_clock(self) -> bool:
         """Whether results of the operator may wait for the wall clock."""
-        match self.operator:
-            case Process(sets_timers=sets_timers):
-                return sets_timers
-            case ExpiringTable(is_timed_by_clock=is_timed_by_clock):
-                return is_timed_by_clock
-            case _:
-                return False
+        is_released = self._releasing is not None and self._releasing.by_clock
+        return is_released or self.operator.has_wall_timers
 
     def _put_store_changes(self, output: StageOutput) -> None:
         """Add the changes of a processor's stores that can be queried."""
         if not self.spec.queryable_stores:
             return
-        assert isinstance(self.operator, Process)
         entries_after = [self.operator.entries(state) for state in self.states.values()]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):
@@ -532,11 +492,11 @@ class OperatorRun:
         if self.spec.has_states_in_store:
             return
         operator, number = self.operator, self.spec.number
-        timed_by_clock = operator if isinstance(operator, Process | ExpiringTable) else None
+        waits_for_clock = self._waits_for_clock
         for key, state in self.states.items():
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                wall = None if timed_by_clock is None else timed_by_clock.wall_due(state)
+                wall = operator.wall_due(state) if waits_for_clock else None
                 yield State(
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )
@@ -547,7 +507,7 @@ class OperatorRun:
     def shared_states(self) -> Iterator[State]:
         """Yield the states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
         yield from self.copied_rows.states_to_store()
-        if (shared := getattr(self.operator, "shared", None)) is not None:
+        if (shared := self.operator.shared) is not None:
             yield State(
                 self.spec.number,
                 "",

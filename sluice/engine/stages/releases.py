@@ -7,6 +7,7 @@ them when stream time reaches the time at which they are due is called a *releas
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from sluice.engine.batch.row_schemas import BEGIN, END, Position, has_origin
 from sluice.engine.stages.timeline import Timeline
-from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.operator import Searches
 from sluice.values.row_order import end_path, release
 
 
@@ -26,6 +27,22 @@ class DueKey(NamedTuple):
     due: int
     """The stream time at which the results were due."""
     key: str
+
+
+@dataclass(frozen=True)
+class MomentOfTimeline:
+    """The `Moment` at a position of a timeline."""
+
+    timeline: Timeline
+    position: Position
+
+    @property
+    def stream_time(self) -> int:
+        return self.timeline.closed_at(self.position)
+
+    @property
+    def latest_of_sides(self) -> tuple[int, int]:
+        return self.timeline.latest_of_sides_at(self.position)
 
 
 class ClockTime:
@@ -115,12 +132,12 @@ class Releases:
 
 
 class UnmatchedSearches(Releases):
-    """The searches of a join for unmatched records, at the same times as in a Kafka Streams task (see `Watch`)."""
+    """The searches of a join for unmatched records, at the same times as in a Kafka Streams task."""
 
-    def __init__(self, timeline: Timeline, join: StreamJoin) -> None:
+    def __init__(self, timeline: Timeline, searches: Searches) -> None:
         super().__init__(timeline, before_row=True)
         self.timeline: Timeline = timeline
-        self._join = join
+        self._searches = searches
         self._current: tuple[Position, int] | None = None
         """Position and stream time of the current search."""
         self._next_advance = 0
@@ -139,7 +156,7 @@ class UnmatchedSearches(Releases):
             self._current = None
             if self._begins_with_search:
                 self._begins_with_search = False
-                self._join.look(self.timeline.closed_before)
+                self._searches.look(self.timeline.closed_before)
                 self._current = BEGIN, self.timeline.closed_before
                 continue
             search = self._next_search()
@@ -150,14 +167,14 @@ class UnmatchedSearches(Releases):
             if not (search_position < position or (inclusive and search_position == position)):
                 return None
             self._next_advance = advance + 1
-            self._join.look(stream_time)
+            self._searches.look(stream_time)
             self._current = search_position, stream_time
 
     def _next_search(self) -> tuple[int, int] | None:
         """Return the next advance of stream time at which the join looks for unmatched records."""
         searches: list[tuple[int, int]] = []
         for side, (advances, times) in enumerate(self.timeline.searches):
-            late_enough = np.searchsorted(times, self._join.looks_after(side), "right")
+            late_enough = np.searchsorted(times, self._searches.looks_after(side), "right")
             first = max(late_enough, np.searchsorted(advances, self._next_advance))
             if first < len(times):
                 searches.append((int(advances[first]), int(times[first])))

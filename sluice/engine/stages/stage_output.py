@@ -38,8 +38,9 @@ from sluice.engine.batch.row_schemas import (
 from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.result_paths import result_paths
-from sluice.operators.base import DEFAULT_OUTPUT, Operator, Row, rejects_record
+from sluice.operators.base import DEFAULT_OUTPUT, Row, rejects_record
 from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.operator import Operator
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.state.model import NO_WINDOW

@@ -32,7 +32,6 @@ from sluice.engine.stages.recorded_answers import NO_ANSWERS, RecordedAnswers
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
-from sluice.operators.call import Call, Lookup
 from sluice.plan import Edge
 from sluice.state.shard.operator_states import State
 from sluice.support.memory import release_memory_after_rows
@@ -271,8 +270,8 @@ class StageRun:
             operators[operator.number] = run
         answers: dict[int, RecordedAnswers] = {}
         for number, run in operators.items():
-            asking = run.operator
-            if isinstance(asking, Call | Lookup):
+            asking = run.operator.asking
+            if asking is not None:
                 answers[number] = RecordedAnswers(run.spec, asking, states, stage.topics)
         return cls(operators, stage.only_stored, stage.last_only, answers)
 
@@ -293,36 +292,36 @@ class StageRun:
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
             runs = (run, *self.listeners.get(number, ()))
-            aggregation = ColumnAggregation.of(run, runs[1:]) if number in self.last_only else None
+            in_columns = self._in_columns(runs)
+            is_alone = len(runs) == 1 and run.releases is None
             if number in self.answers:
                 yield from self.answers[number].process(rows, self.output)
-            elif aggregation is not None:
-                self._load(runs, rows)
-                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
-                rows = aggregation.process(rows, self.output)
-                rows = rows.in_order()
-                yield from self._process_in_order(runs, rows)
-            elif len(runs) == 1 and (join := ColumnJoin.of(run)) is not None:
-                self._load(runs, rows)
-                rows = join.process(rows, self.output)
-                rows = rows.in_order()
-                yield from self._process_in_order(runs, rows)
             # Keys are processed one after the other only if results depend on no other key. A
             # processor that reads tables depends on the tables' rows, which have other keys.
-            elif len(runs) == 1 and run.releases is None and not run.reads_tables:
+            elif in_columns is None and is_alone and not run.operator.reads_tables:
                 yield from run.process_by_key(rows, self.output)
             else:
                 self._load(runs, rows)
+                # Each step replaces `rows`, so that the copy that is no longer needed is freed.
+                if in_columns is not None:
+                    rows = in_columns.process(rows, self.output)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
             self.output.settle(run.spec, rows)
             del rows
             yield from self.output.take()
 
+    def _in_columns(self, runs: Sequence[OperatorRun]) -> ColumnAggregation | ColumnJoin | None:
+        """Return what processes rows of these operators in columns, if anything can."""
+        run, *listeners = runs
+        if run.spec.number in self.last_only:
+            return ColumnAggregation.of(run, listeners)
+        return None if listeners else ColumnJoin.of(run)
+
     @staticmethod
     def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
         """Load the states of all keys."""
-        reads_tables = runs[0].reads_tables
+        reads_tables = runs[0].operator.reads_tables
         if reads_tables:
             runs[0].load_copied_rows(rows)
         keys = rows.keys(LEFT if reads_tables else None)

@@ -19,19 +19,22 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
 from sluice.operators.aggregation.window_bounds import bounds_of_all, ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
 from sluice.operators.columns import KeyedRows, Results, RowFailedError, validity, with_old_values
 from sluice.operators.lateness import WindowLateness, last_forgotten
+from sluice.operators.operator import Operator
 from sluice.support.arrays import Indices, Times
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
 Windows = dict[Any, tuple[int, Any]]
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Group(msgspec.Struct, Generic[T], array_like=True):
@@ -45,12 +48,12 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
     attempt to replace it with the row's current value has failed."""
 
 
-class BaseAggregation:
+class BaseAggregation(Operator[S]):
     """Base class of all aggregations.
 
     `sends_old_values`: a later step subtracts old values, so the row that a result replaces is sent
     before the result. `only_last`: only the last result of a batch matters for each window;
-    `send_last_results` sends it. `only_changes`: a result that equals the window's previous result
+    `end_keys` sends it. `only_changes`: a result that equals the window's previous result
     does not matter, and is not sent.
     """
 
@@ -128,7 +131,7 @@ class BaseAggregation:
             state[start] = time, self.calculation.undo_changes(aggregate)
 
 
-class Aggregation(BaseAggregation):
+class Aggregation(BaseAggregation[Windows]):
     """An aggregation of a stream. A row that fails does not change the state."""
 
     def __init__(
@@ -147,8 +150,7 @@ class Aggregation(BaseAggregation):
         )
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, Any], int] = {}
-        """The keys and windows whose result `send_last_results` has to send → the times of the
-        results."""
+        """The keys and windows whose result `end_keys` has to send → the times of the results."""
 
     def new_state(self) -> Windows:
         return {}
@@ -175,7 +177,8 @@ class Aggregation(BaseAggregation):
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         raise NotImplementedError
 
-    def send_last_results(self, states: Mapping[str, Windows], out: Output) -> None:
+    @override
+    def end_keys(self, states: Mapping[str, Windows], out: Output) -> None:
         """Send the last result of every window that has changed, if `only_last`.
 
         The engine calls this before `close`, which may drop the windows.
@@ -339,7 +342,7 @@ class SpreadAggregation(Aggregation):
             last_rows[in_order],
             pa.array(self.calculation.results(aggregates), pa.string()).take(pa.array(in_order)),
             np.array(times, np.int64)[in_order],
-            # As the results of `send_last_results`, these results come from no single record.
+            # As the results of `end_keys`, these results come from no single record.
             headers=pa.nulls(len(windows), pa.string()),
             windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
         )
@@ -424,7 +427,7 @@ def _times_with_removals(
     return times
 
 
-class Aggregate(Timeless, SpreadAggregation):
+class Aggregate(SpreadAggregation):
     """One aggregate per key of a stream.
 
     With a `history_ms`, the table is versioned: a record is late, and not added, if its result
@@ -485,13 +488,15 @@ def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
     return time <= last_forgotten(stream_time, history_ms)
 
 
-class TableAggregate(Timeless, BaseAggregation):
+class TableAggregate(BaseAggregation[Group[Any]]):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old
     value, although the table's row has the new value or is deleted. When the row next changes, the
     value that the aggregate includes is subtracted.
     """
+
+    takes_changes = True
 
     def __init__(
         self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False
@@ -508,6 +513,7 @@ class TableAggregate(Timeless, BaseAggregation):
         else:
             self._change(state, None, row, out)
 
+    @override
     def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
         """Subtract the old value of a row and add its new value."""
         self._change(state, old, new, out)

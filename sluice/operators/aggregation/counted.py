@@ -15,14 +15,15 @@ import msgspec
 from typing_extensions import override
 
 from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.base import Output, Row, Timeless
+from sluice.operators.base import Output, Row
+from sluice.operators.operator import Operator
 from sluice.values.windows import CountWindow
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-class CountedAggregation(Timeless, Generic[S]):
+class CountedAggregation(Operator[S]):
     """Base class of these aggregations. A record that fails belongs to no window."""
 
     def __init__(

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row, Timeless
+from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
+from sluice.operators.operator import Operator
 from sluice.support.arrays import Indices, Mask, Times
 
 How = Literal["inner", "left", "outer"]
@@ -56,7 +57,7 @@ class TablePair(msgspec.Struct, array_like=True):
             self.left, self.left_time = value, time
 
 
-class TableJoin(Timeless):
+class TableJoin(Operator[TablePair]):
     """Joins two tables by key.
 
     A change of either side sends a result with the larger time of both sides.
@@ -295,7 +296,7 @@ class TableValue(msgspec.Struct, array_like=True):
     value: str | None = None
 
 
-class StreamTableJoin(Timeless):
+class StreamTableJoin(Operator[TableValue]):
     """Joins each record of a stream with the table's current value for its key.
 
     `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A

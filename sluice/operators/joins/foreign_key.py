@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sluice.operators.base import MOVED, RIGHT, Output, Row, Timeless
+from sluice.operators.base import MOVED, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, Results
 from sluice.operators.joins.by_key import joined
 from sluice.operators.joins.foreign_stays import join_columns
 from sluice.operators.joins.referred import Referred
+from sluice.operators.operator import Operator
 
 
-class ForeignKeyJoin(Timeless):
+class ForeignKeyJoin(Operator[Referred]):
     """Joins rows of the left table with the right table's row that they refer to.
 
     Results have the left table's key. If a right row changes, the results have that row's time. If

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
@@ -25,6 +26,7 @@ from sluice.operators.joins.stored_records import (
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
+from sluice.operators.operator import BatchOfOperator, Operator, Releasing
 from sluice.support.arrays import Times
 from sluice.values.windows import JoinWindow
 
@@ -79,7 +81,7 @@ class Watch(msgspec.Struct, array_like=True):
         del times[bisect_left(times, time)]
 
 
-class StreamJoin:
+class StreamJoin(Operator[Sides]):
     """Matches records within a window. `lateness` says until when a record waits for matches.
 
     A result has the larger time of both records. On an outer side, a record without a match is sent
@@ -106,6 +108,28 @@ class StreamJoin:
         self.shared: Watch | None = None
         self._passed = -1, -1
         """For each side, the stream time that has been passed for all keys when the batch ends."""
+
+    @override
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        self.end_batch_at(batch.closed, batch.latest_of_sides)
+        # In Kafka Streams, the stream time of a task decides when the task searches for the
+        # unmatched records of all its keys. With one partition, the join searches at the same
+        # times. With several partitions, the keys of a worker have no common stream time, so each
+        # key's unmatched records are sent when they are due.
+        if batch.is_one_task:
+            self.watch()
+
+    @property
+    @override
+    def releasing(self) -> Releasing | None:
+        if not self._is_outer:
+            return None
+        return Releasing(before_row=True, searches=None if self.shared is None else self)
+
+    @override
+    def sent_until(self, stream_time: int) -> int:
+        # As in Kafka Streams, a record that is already due waits for the next search.
+        return stream_time if self.shared is None else min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
         """Set the stream times at which the batch ends, so that no record is stored that `close` would forget."""

@@ -6,10 +6,12 @@ from bisect import bisect_left, bisect_right
 from typing import Any, Literal
 
 import msgspec
+from typing_extensions import override
 
 from sluice.operators.base import RIGHT, Output, Row
 from sluice.operators.joins.by_key import joined
 from sluice.operators.lateness import last_forgotten
+from sluice.operators.operator import Moment, Operator, Releasing
 
 Version = tuple[int, str | None]
 """The time from which a version of a row is valid, and the row's value. The value None says that
@@ -31,7 +33,7 @@ class Versions(msgspec.Struct, array_like=True):
     held: list[HeldRecord] = []
 
 
-class VersionedJoin:
+class VersionedJoin(Operator[Versions]):
     """Joins each record of a stream with the table's version as of the record's time.
 
     The table's history reaches `history_ms` back from its largest time. The latest version never
@@ -71,9 +73,14 @@ class VersionedJoin:
         else:
             self._send(state, row.key, row.time, row.value, table_time, out)
 
-    def release_due(self, state: Versions) -> int | None:
-        """Return the stream time at which the next held record is due."""
-        return self.due(state)
+    @property
+    @override
+    def releasing(self) -> Releasing:
+        return Releasing()
+
+    @override
+    def release(self, state: Versions, key: str, due: int, moment: Moment, out: Output) -> None:
+        self.close(state, key, due, out, moment.latest_of_sides)
 
     def due(self, state: Versions) -> int | None:
         if not state.held or self.grace_ms is None:

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, advance, after_each
-from sluice.operators.aggregation.aggregate import Aggregation
-from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Operator, Row
-from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, Results, RowFailedError
+from sluice.operators.base import DEFAULT_OUTPUT, LEFT, RIGHT, Row
+from sluice.operators.columns import KeyedRows, KeyStates, Results, RowFailedError
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.operator import Operator
 from sluice.operators.suppress import Suppress
 from sluice.state.model import NO_WINDOW
 from sluice.support.arrays import Mask, Times
@@ -176,17 +176,14 @@ def run(
                 key: encode_state(state) for key, state in states.items() if key is not None
             }
             ran.headers = None
-            if isinstance(operator, Aggregation):
-                operator.send_last_results(
-                    {key: state for key, state in states.items() if key is not None}, ran
-                )
+            operator.end_keys({key: state for key, state in states.items() if key is not None}, ran)
             states = {}
             _close(operator, ran, closed[number], latest_of_sides[number])
     return ran
 
 
 def run_in_columns(
-    operator: ColumnOperator[Any], rows: Sequence[Given], cuts: Collection[int] = ()
+    operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = ()
 ) -> Ran:
     """Like `run`, but the rows of each batch are processed at once, apart from those without a key."""
     ran = Ran()
@@ -236,8 +233,7 @@ def run_in_columns(
                 _add(results, [rows[number] for number in numbers], ran)
         ran.states |= {key: encode_state(state) for key, state in states.items()}
         ran.headers = None
-        if isinstance(operator, Aggregation):
-            operator.send_last_results(states, ran)
+        operator.end_keys(states, ran)
         _close(operator, ran, closed[end - 1], latest_of_sides[end - 1])
         first = end
     return ran

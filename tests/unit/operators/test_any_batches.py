@@ -16,10 +16,11 @@ from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import LEFT, RIGHT, Operator
+from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.stream_join import StreamJoin
+from sluice.operators.operator import Operator
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from sluice.operators.suppress import Suppress

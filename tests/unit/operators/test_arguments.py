@@ -14,7 +14,7 @@ from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import Operator
+from sluice.operators.operator import Operator
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
 from tests.unit.operators.feed import Given, run

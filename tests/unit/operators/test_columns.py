@@ -21,12 +21,13 @@ from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Custom, Functions
 from sluice.operators.base import LEFT, MOVED, RIGHT
-from sluice.operators.columns import ColumnOperator, KeyedRows, KeyStates, RowFailedError
+from sluice.operators.columns import KeyedRows, KeyStates, RowFailedError
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.foreign_key import ForeignKeyJoin
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.unmatched import keys_in_order
 from sluice.operators.lateness import JoinLateness
+from sluice.operators.operator import Operator
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
 from sluice.operators.table import Latest
@@ -97,7 +98,7 @@ def summing(**options: Any) -> Process:
 
 TUMBLING = tumbling("5 ms", grace="2 ms")
 HOPPING = hopping("6 ms", advance="2 ms", grace="3 ms")
-MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
+MAKERS: dict[str, Callable[[], Operator[Any]]] = {
     "table": Latest,
     "table with old values": lambda: Latest(sends_old_values=True),
     "join with a table": lambda: StreamTableJoin("inner"),
@@ -373,7 +374,7 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(
     "make", [lambda: StreamJoin("inner", within("1 s")), lambda: ForeignKeyJoin("inner")]
 )
 def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(
-    make: Callable[[], ColumnOperator[Any]], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Operator[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [Given("k", number, 100, number % 2, foreign=f"own {number}") for number in range(6)]
     with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from sluice import every_records, last_records
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
-from sluice.operators.base import Operator
+from sluice.operators.operator import Operator
 from sluice.values.windows import CountWindow
 from tests.unit.operators.feed import Given, Result, run
 

@@ -15,8 +15,9 @@ from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import Operator, Row, rejects_record
+from sluice.operators.base import Row, rejects_record
 from sluice.operators.encoding import Declared, encode_state, state_decoder, to_json
+from sluice.operators.operator import Operator
 from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
 from tests.unit.operators.feed import Given, Ran, run

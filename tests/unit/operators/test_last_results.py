@@ -14,7 +14,7 @@ from sluice import hopping, tumbling
 from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Calculation, Custom, Functions
-from sluice.operators.base import Operator
+from sluice.operators.operator import Operator
 from tests.unit.operators.feed import Given, Ran, run
 
 POISON = 13

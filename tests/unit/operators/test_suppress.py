@@ -87,16 +87,16 @@ def test_a_full_buffer_of_bytes_emits_early() -> None:
 def test_a_full_buffer_reports_its_size_and_limit() -> None:
     suppress = Suppress("time_limit", 1000, BufferLimit(records=1, when_full="shut_down"))
     assert run(suppress, [Given("a", 1, 0)]).values == []
-    suppress.check()
+    suppress.require_room()
     run(suppress, [Given("b", 1, 0)])
     with pytest.raises(
         BufferFull,
         match="holds back 2 updates of 4 bytes; its limit is 1 updates, any number of bytes",
     ):
-        suppress.check()
+        suppress.require_room()
 
 
 def test_emitted_updates_no_longer_count() -> None:
     suppress = Suppress("time_limit", 10, BufferLimit(records=1, when_full="shut_down"))
     run(suppress, [Given("a", 1, 0), Given("b", 1, 20)])
-    suppress.check()
+    suppress.require_room()

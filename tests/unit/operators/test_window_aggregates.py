@@ -15,7 +15,7 @@ from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
-from sluice.operators.base import Operator
+from sluice.operators.operator import Operator
 from sluice.operators.suppress import Suppress
 from sluice.values.windows import Bounds
 from tests.unit.operators.feed import Given, Ran, run

@@ -1,0 +1,227 @@
+"""The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
+
+Operators are plain Python and use neither Spark nor a database. The task of a stage
+(`engine/stages/stage_task.py`) sorts the rows, loads the states of their keys and stores changed
+states with the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from sluice.operators.base import Asking, Output, Row
+from sluice.operators.columns import KeyedRows, KeyStates, Results
+
+S = TypeVar("S")
+
+
+class Moment(Protocol):
+    """The place among the rows of a batch at which an operator sends results that are due."""
+
+    @property
+    def stream_time(self) -> int:
+        """The stream time here, which may have jumped over several due times."""
+
+    @property
+    def latest_of_sides(self) -> tuple[int, int]:
+        """See `Row.latest_of_sides`."""
+
+
+class WallTimer(Protocol):
+    """A timer on the wall clock that fires."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def time(self) -> int:
+        """The time for which the timer was set, epoch ms."""
+
+
+class Searches(Protocol):
+    """Results that are sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
+
+    def looks_after(self, side: int) -> int:
+        """Return the stream time after which a record of this side starts a search."""
+
+    def look(self, stream_time: int) -> None:
+        """Look for the results of all keys that are due.
+
+        They are sent when their keys are closed.
+        """
+
+
+@dataclass(frozen=True)
+class Releasing:
+    """How an operator sends results when they are due, without a row of their key."""
+
+    before_row: bool = False
+    """Whether the results are sent before the row that makes them due, or after it."""
+    after_record: bool = False
+    """Whether they are sent after all rows that come from the same record as this row."""
+    by_clock: bool = False
+    """Whether they are due at a time of the wall clock, and not at a stream time."""
+    searches: Searches | None = None
+    """Set if due results are only sent when the operator looks for them."""
+
+
+@dataclass(frozen=True)
+class BatchOfOperator:
+    """What an operator may know of a batch before the batch's first row."""
+
+    now: int
+    """The batch's clock, epoch ms."""
+    closed: int
+    """The stream time that all partitions have reached when the batch ends; -1 without a stream
+    time."""
+    latest_of_sides: tuple[int, int]
+    """See `Row.latest_of_sides`, when the batch ends."""
+    is_one_task: bool
+    """Whether all keys have one stream time: the topics have one partition, like a task of Kafka
+    Streams."""
+    fires_after_record: bool
+    """Whether timers fire after all rows that come from one record, because a record may have
+    several."""
+    read_table: Callable[[int, str], str | None]
+    """Returns the row of a table with this side (see `READ`) and key, as JSON."""
+
+
+class Operator(Generic[S]):
+    """An operator. It changes a key's state in place.
+
+    A row with a null key gets a new state from `new_state`, which is not stored. The methods that
+    are implemented here are for operators that send results only for rows of their key.
+    """
+
+    state_type: Any
+    """The msgspec type of a key's state."""
+    shared: Any = None
+    """The state that all keys of a worker share, if any."""
+    reads_tables = False
+    """Whether the operator gets the rows of tables, from the side `READ` on, to look them up."""
+    takes_changes = False
+    """Whether `change` takes the old and the new value of a table's row in the same group at
+    once."""
+    has_wall_timers = False
+    """Whether the operator may set timers on the wall clock (see `tick`)."""
+    processes_due = False
+    """Whether `process` also sends due results of the row's key, unless the row has no stream
+    times."""
+
+    @property
+    def asking(self) -> Asking | None:
+        """The operator itself, if it asks a service or a database about each row."""
+        return None
+
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        """Prepare for a batch."""
+
+    def new_state(self) -> S:
+        """Return the initial state of a key."""
+        raise NotImplementedError
+
+    def process(self, state: S, row: Row, out: Output) -> None:
+        """Process one row. If that fails, the row is rejected and the state is unchanged."""
+        raise NotImplementedError
+
+    def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
+        """Process all rows of many keys at once, and change the `states` of the keys in place.
+
+        Returns None, and changes no state, if these rows have to be processed one by one. Raises
+        RowFailedError if a row fails. States may then have changed: the caller loads them again,
+        and processes the rows one by one.
+        """
+        return None
+
+    def change(self, state: S, old: Row, new: Row, out: Output) -> None:
+        """Process the old and the new value of a table's row as a unit. Only if `takes_changes`."""
+        raise NotImplementedError
+
+    @property
+    def releasing(self) -> Releasing | None:
+        """How the operator sends results when they are due; None if it only sends results for rows."""
+        return None
+
+    def release_due(self, state: S) -> int | None:
+        """Return when the next result of the key is due: a stream time, or a time of the wall clock."""
+        return self.due(state)
+
+    def release(self, state: S, key: str, due: int, moment: Moment, out: Output) -> None:
+        """Send the results of a key that are due at `due`."""
+        self.close(state, key, due, out)
+
+    def keys_sent_early(self) -> Collection[str]:
+        """Return the keys that have results to send at once, although they are not due."""
+        return ()
+
+    def require_room(self) -> None:
+        """Raise EngineError if the operator holds back more than it may, after all due results were sent."""
+
+    def sent_until(self, stream_time: int) -> int:
+        """Return the stream time up to which due results have been sent, when the batch ends."""
+        return stream_time
+
+    def due(self, state: S) -> int | None:
+        """Return the stream time at which this state needs `close`; None if it never does."""
+        return None
+
+    def close(
+        self,
+        state: S,
+        key: str | None,
+        closed: int,
+        out: Output,
+        latest_of_sides: tuple[int, int] = (-1, -1),
+    ) -> None:
+        """Send the results that are due at stream time `closed`, and drop state that can no longer change.
+
+        All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the
+        same as in `Row`.
+        """
+
+    def wall_due(self, state: S) -> int | None:
+        """Return when this state needs `tick` or `release` by the wall clock, epoch ms.
+
+        Return None if never.
+        """
+        return None
+
+    def tick(
+        self,
+        state: S,
+        key: str,
+        now: int,
+        stream_time: int,
+        out: Output,
+        before_timer: Callable[[str, WallTimer, int], None] = lambda _, __, ___: None,
+    ) -> None:
+        """Fire, once, each wall-clock timer that is due at `now`. Called in every batch.
+
+        Before each timer fires, calls `before_timer` with the key, the timer, and the number of the
+        record or timer that set it.
+        """
+
+    def end_keys(self, states: Mapping[str, S], out: Output) -> None:
+        """Send what is sent once for each key, after the last row of these keys."""
+
+    def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
+        """Return the entries of each store of a key, if the operator has stores that can be queried.
+
+        Entry's name → the time of the `put`, the value, and perhaps headers.
+        """
+        raise NotImplementedError
+
+    def rows_of_entries(
+        self, store: int, entries_of_keys: Sequence[dict[str, tuple[Any, ...]]]
+    ) -> list[str | None]:
+        """Return the row of each key in one of these stores, as JSON.
+
+        Return None if a key has no entries.
+        """
+        raise NotImplementedError
+
+    def is_empty(self, state: S) -> bool:
+        """Return whether the state need not be stored."""
+        raise NotImplementedError
