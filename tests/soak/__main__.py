@@ -52,7 +52,7 @@ class Visit(Struct):
     number: int
 
 
-pipeline = Pipeline("soak", workers=2, linger="60 minutes")
+pipeline = Pipeline("soak", workers=2, linger="3 hours")
 visits = pipeline.stream("visits", value=Visit)
 sales = pipeline.stream("sales", value=Visit)
 visits.group_by_key().count(store="visits_by_user")
