@@ -303,9 +303,9 @@ def results(
             value = None
             if topic == "prices" or chance.random() < 0.85:
                 value = {"id": chance.randint(0, 3)}
-            place = {"key": chance.choice("abc"), "partition": chance.randint(0, 1)}
+            key, partition = chance.choice("abc"), chance.randint(0, 1)
             headers = {"trace": str(number)}
-            driver.pipe(topic, value, timestamp=time, headers=headers, **place)
+            driver.pipe(topic, value, key=key, timestamp=time, headers=headers, partition=partition)
             if cuts.random() < share:
                 driver.commit()
         stores = [operator.store for operator in plan(driver.pipeline).job.operators]
