@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Headers, Pipeline, Record, Timer, session, tumbling
+from sluice import (
+    Context,
+    Headers,
+    Pipeline,
+    Record,
+    Timer,
+    hopping,
+    last_records,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.testing import TopologyTestDriver
@@ -252,3 +265,71 @@ def test_an_aggregate_with_headers_takes_records_in_order() -> None:
         pipeline.stream("orders", value=Order).group_by_key().count(store="counts")
         reasons[keep_headers] = [operator.reason for operator in plan(pipeline).job.operators]
     assert reasons == {False: [], True: ["its store keeps the headers of records"]}
+
+
+def every_table(keep_headers: bool) -> Pipeline:
+    """Aggregates, windows, joins and tables, each with a store."""
+    pipeline = Pipeline("every", workers=3, keep_headers=keep_headers)
+    orders = pipeline.stream("orders", value=Order, nulls="keep")
+    prices = pipeline.stream("prices", value=Order)
+    by_key = orders.group_by_key()
+    by_key.aggregate(store="sums", sum="sum(id)", most="max(id)")
+    by_key.windowed_by(hopping("10 ms", advance="5 ms"), emit="window_close").count(store="hops")
+    by_key.windowed_by(sliding("10 ms")).count(store="slides")
+    by_key.windowed_by(last_records(3)).count(store="lasts")
+    windows = by_key.windowed_by(tumbling("10 ms", grace="5 ms")).count(store="windows")
+    windows.group_by("_key").aggregate(store="of_windows", sum="sum(value)")
+    latest, priced = orders.to_table(store="latest"), prices.to_table(store="prices")
+    latest.join(priced).to_stream().to_table(store="pairs")
+    latest.left_join(priced, on="CAST(id AS STRING)").to_stream().to_table(store="foreign")
+    latest.group_by("id").count(store="sizes")
+    orders.left_join(latest).to_table(store="looked_up")
+    orders.outer_join(prices, within("5 ms", grace="3 ms")).to("joined")
+    orders.merge(prices).to_table(store="merged")
+    return pipeline
+
+
+def results(
+    seed: int, *, keep_headers: bool, share: float
+) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The rows, their headers and the joined records, with a commit after this share of the records."""
+    chance, cuts = random.Random(seed), random.Random(seed + 1)
+    partitions = {"orders": 2, "prices": 2}
+    with TopologyTestDriver(every_table(keep_headers), partitions=partitions) as driver:
+        time = 0
+        for number in range(40):
+            time = max(0, time + chance.randint(-3, 8))
+            topic = chance.choice(["orders", "orders", "prices"])
+            value = None
+            if topic == "prices" or chance.random() < 0.85:
+                value = {"id": chance.randint(0, 3)}
+            key, partition = chance.choice("abc"), chance.randint(0, 1)
+            headers = {"trace": str(number)}
+            driver.pipe(topic, value, key=key, timestamp=time, headers=headers, partition=partition)
+            if cuts.random() < share:
+                driver.commit()
+        stores = [operator.store for operator in plan(driver.pipeline).job.operators]
+        names = sorted({*filter(None, stores), "sums"})
+        rows = {name: driver.store(name) for name in names}
+        headers_of_rows: dict[str, Any] = {}
+        if keep_headers:
+            headers_of_rows = {name: driver.store_headers(name) for name in names}
+        joined = [(each.key, each.value, each.headers) for each in driver.output("joined")]
+        return rows, headers_of_rows, joined
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kept_headers_depend_on_no_batch_and_change_no_value(seed: int) -> None:
+    together = results(seed, keep_headers=True, share=0)
+    for share in (0.2, 1):
+        assert results(seed, keep_headers=True, share=share) == together
+    rows, headers, joined = together
+    for name, of_rows in rows.items():
+        assert of_rows.keys() == headers[name].keys()
+        assert all(each.text("trace") for each in headers[name].values())
+    other_rows, _, other_joined = results(seed, keep_headers=False, share=0.2)
+    assert rows == other_rows
+    # Only the headers of unmatched records differ.
+    assert [record[:2] for record in joined] == [record[:2] for record in other_joined]
+    matched = [record for record in joined if None not in record[1].values()]
+    assert matched == [record for record in other_joined if None not in record[1].values()]
