@@ -64,12 +64,16 @@ class Reader:
     async def get(self, pin: Pin, key: str) -> Answer:
         """Return the value of one key of a store without windows: one entry, or none."""
         value, status = await self.value(pin, key)
-        return Answer(
-            pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)]
-        )
+        entries = []
+        if value is not None:
+            entries.append(Entry(key, NO_WINDOW, NO_WINDOW, value))
+        return Answer(pin, (status,), entries)
 
     async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
-        """Return the value of one key of a store without windows, or None, and the status of the worker that answered."""
+        """Return the value of one key, or None, and the status of the worker that answered.
+
+        The store must be one without windows.
+        """
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
@@ -92,9 +96,8 @@ class Reader:
             )
         keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
-            keys_by_worker[
-                0 if pin.store.kind == "global" else owner(key, len(pin.workers))
-            ].append(key)
+            number = 0 if pin.store.kind == "global" else owner(key, len(pin.workers))
+            keys_by_worker[number].append(key)
         queries: list[tuple[WorkerInfo, Query[dict[str, msgspec.Raw]]]] = []
         for number, worker_keys in sorted(keys_by_worker.items()):
             queries.append((pin.workers[number], Values(*pin.query_fields, worker_keys)))
@@ -112,7 +115,7 @@ class Reader:
         start: int | None = None,
         end: int | None = None,
     ) -> Answer:
-        """Return the windows of one key that start between two times (epoch ms, both included), sorted.
+        """Return the sorted windows of one key that start between two times (epoch ms, included).
 
         Raises QueryError if there are more than 100,000 entries.
         """
@@ -138,7 +141,7 @@ class Reader:
         limit: int = 1_000,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
-        """Return a page of entries sorted by key and window, from all workers or from `workers` only."""
+        """Return a page of entries sorted by key and window, from all workers or from `workers`."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(
@@ -163,7 +166,10 @@ class Reader:
         if page.after is not None:
             raise QueryError(
                 f"Store {pin.store.name!r} holds more than {MAX_ENTRIES:,} entries.",
-                next_step="Read a part of it, by keys or times, or page by page: GET /sluice/v1/stores/{store}.",
+                next_step=(
+                    "Read a part of it, by keys or times, or page by page: "
+                    "GET /sluice/v1/stores/{store}."
+                ),
             )
         return page
 
@@ -177,9 +183,8 @@ class Reader:
         cached = self._counts.get(store)
         # Counting a store takes as long as scanning it. At one snapshot, the count never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
-            return Counted(
-                pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1]
-            )
+            ok = tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers)
+            return Counted(pin, ok, cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.query_fields, within))
         counted = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not counted.partial:
@@ -196,7 +201,7 @@ class Reader:
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
-        """For each group, the number of entries, and the sum, minimum and maximum of `field`.
+        """Return each group's number of entries, and the sum, minimum and maximum of `field`.
 
         `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or
         `_all`.
@@ -209,11 +214,8 @@ class Reader:
         shares, statuses = await self._query_all(
             pin, Aggregate(*pin.query_fields, within, field, group_by)
         )
-        return Combined(
-            pin,
-            statuses,
-            await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit),
-        )
+        groups = await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit)
+        return Combined(pin, statuses, groups)
 
     async def top(
         self,
@@ -224,7 +226,10 @@ class Reader:
         within: Range = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
-        """Return the entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
+        """Return the entries with the largest numbers in `field`, largest first.
+
+        With `smallest`, return those with the smallest numbers, smallest first.
+        """
         _require_times(pin, within)
         results, statuses = await self._query_all(
             pin, Top(*pin.query_fields, within, field, limit, smallest)
@@ -233,7 +238,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """Return the keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
+        """Return the keys and windows changed by the batches after `since`, up to the snapshot.
 
         Raises Gone if retention has removed the snapshot `since`. In this case, rows that later
         batches deleted may be gone, too, so their keys would be missing from the result.
@@ -267,9 +272,9 @@ class Reader:
     async def _query_all(
         self, pin: Pin, query: Query[T], workers: Iterable[WorkerInfo] | None = None
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        return await self._query_each(
-            pin, [(info, query) for info in (pin.workers if workers is None else workers)]
-        )
+        if workers is None:
+            workers = pin.workers
+        return await self._query_each(pin, [(info, query) for info in workers])
 
     async def _query_each(
         self, pin: Pin, queries: Sequence[tuple[WorkerInfo, Query[T]]]
@@ -281,7 +286,9 @@ class Reader:
                 outcomes = await asyncio.gather(
                     *(self.workers.execute(info, query) for info, query in queries)
                 )
-                results = list(chain.from_iterable(result for result, _ in outcomes))
+                results = []
+                for result, _ in outcomes:
+                    results += result
                 statuses = tuple(status for _, status in outcomes)
         # Retention may have removed rows of the snapshot while the workers were read.
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
@@ -290,9 +297,9 @@ class Reader:
     async def _query_any(
         self, workers: Iterable[WorkerInfo], query: Query[T]
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        """Query one worker after the other until one is available: a global table is the same on every worker.
+        """Query one worker after the other until one is available, and the standbys last.
 
-        The workers' standbys are queried last.
+        The result is right only for a global table, which is the same on every worker.
         """
         unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):
