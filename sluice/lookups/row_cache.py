@@ -1,4 +1,4 @@
-"""The newest rows that a process has read from a table: a limited number, each for a limited time."""
+"""The newest rows that a process has read from a table: limited in number and in age."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RowCache:
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
         """Cache the rows of keys, which were read at the time `read_at` of the clock.
 
-        If there are more than `size` rows, removes those that have not been used for the longest
+        If there are more than `size` rows, remove those that have not been used for the longest
         time.
         """
         with self._lock:
