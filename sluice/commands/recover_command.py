@@ -1,4 +1,4 @@
-"""`sluice recover`: brings the ledger up to date after it was lost, or has lost its newest commits."""
+"""`sluice recover`: brings the ledger up to date after it, or its newest commits, were lost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def recover(
         bool,
         typer.Option(
             "--anew",
-            help="If nothing can be recovered: remove what is left of the state. The next run then reads the topics "
-            "from their beginning, and writes the output of all records again.",
+            help=(
+                "If nothing can be recovered: remove what is left of the state. The next run then "
+                "reads the topics from their beginning, and writes the output of all records again."
+            ),
         ),
     ] = False,
 ) -> None:
-    """Bring the ledger up to date after it was lost, or has lost its newest commits.
+    """Bring the ledger up to date after it, or its newest commits, were lost.
 
-    Reads no topics, writes no output.
+    Reads no topics, and writes no output.
 
     The markers in Kafka say which batch was written last, and the shards have its state.
     """
@@ -43,8 +45,8 @@ def recover(
         if anew:
             shards = recovery.forget(job, settings())
             out.print(
-                f"{pipeline} begins anew: {counted(len(shards), 'shard')} removed. The next run reads all records, "
-                "and writes their output again.",
+                f"{pipeline} begins anew: {counted(len(shards), 'shard')} removed. The next run "
+                "reads all records, and writes their output again.",
                 soft_wrap=True,
             )
             return
