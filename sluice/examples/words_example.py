@@ -31,7 +31,7 @@ Pair = dict[str, str | None]
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Words, letters with a word, and letters with a description, one record every 0.7 s.
+    """Yield words, letters with a word, and letters with a description, a record every 0.7 s.
 
     A minute later, every letter gets a final description and word, so that no earlier record still
     waits for a match.
@@ -42,22 +42,22 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         time_ms += _STEP_MS
         luck, letter, word = random.random(), random.choice(_LETTERS), random.choice(_WORDS)
         if luck < 0.4:
-            value = None if random.random() < 0.1 else word.encode()
+            is_deleted = random.random() < 0.1
+            value = None if is_deleted else word.encode()
             yield Sample("words", f"w{random.randrange(6)}", value, time_ms)
         elif luck < 0.8:
             yield Sample("alphabet", letter, word.encode(), time_ms)
         else:
-            text = (
-                None if random.random() < 0.2 else f"the letter {letter}, as of {time_ms}".encode()
-            )
-            yield Sample("alphabet_descriptions", letter, text, time_ms)
+            is_deleted = random.random() < 0.2
+            value = None if is_deleted else f"the letter {letter}, as of {time_ms}".encode()
+            yield Sample("alphabet_descriptions", letter, value, time_ms)
     time_ms += _PAUSE_MS
     for letter in _LETTERS:
-        yield Sample(
-            "alphabet_descriptions", letter, f"the letter {letter}".encode(), time_ms := time_ms + 1
-        )
+        time_ms += 1
+        yield Sample("alphabet_descriptions", letter, f"the letter {letter}".encode(), time_ms)
     for letter in _LETTERS:
-        yield Sample("alphabet", letter, b"Last", time_ms := time_ms + 1)
+        time_ms += 1
+        yield Sample("alphabet", letter, b"Last", time_ms)
 
 
 def expected(records: Iterable[Sample]) -> Results:
@@ -92,20 +92,42 @@ def expected(records: Iterable[Sample]) -> Results:
             results.write("words_with_description_left", key, _pair(text, description))
             if description is not None:
                 results.write("words_with_description_inner", key, _pair(text, description))
-    clean = {key: word for key, word in latest.items() if re.fullmatch("[A-Za-z]{3,}", word)}
+    clean: dict[str, str] = {}
+    for key, word in latest.items():
+        if re.fullmatch("[A-Za-z]{3,}", word):
+            clean[key] = word
     results.stores = {
-        "words_latest": latest, "words_clean": clean, "letters_count": dict(counts), "lengths_count": dict(lengths),
-        "letters_joined": joined, "letters": letters, "descriptions": descriptions, "newest_word": newest,
-    }  # fmt: skip
+        "words_latest": latest,
+        "words_clean": clean,
+        "letters_count": dict(counts),
+        "lengths_count": dict(lengths),
+        "letters_joined": joined,
+        "letters": letters,
+        "descriptions": descriptions,
+        "newest_word": newest,
+    }
     results.tables["words_clean"] = dict(clean)
-    for how, keys in (
-        ("inner", newest.keys() & descriptions.keys()), ("left", newest.keys()),
-        ("outer", newest.keys() | descriptions.keys()),
-    ):  # fmt: skip
-        pairs = {key: _pair(newest.get(key), descriptions.get(key)) for key in keys}
-        results.tables[f"letters_with_description_{how}"] = pairs
+    _join_tables(results, newest, descriptions)
     _join_near(results, spoken, described)
     return results
+
+
+def _join_tables(
+    results: Results,
+    newest: dict[str, str],
+    descriptions: dict[str, str],
+) -> None:
+    """Add the joins of the tables of newest words and of descriptions."""
+    joined_keys = {
+        "inner": newest.keys() & descriptions.keys(),
+        "left": {*newest},
+        "outer": newest.keys() | descriptions.keys(),
+    }
+    for how, keys in joined_keys.items():
+        table: dict[str, Pair] = {}
+        for key in keys:
+            table[key] = _pair(newest.get(key), descriptions.get(key))
+        results.tables[f"letters_with_description_{how}"] = table
 
 
 def _join_near(
@@ -113,7 +135,7 @@ def _join_near(
     spoken: list[tuple[str, str, int]],
     described: list[tuple[str, str, int]],
 ) -> None:
-    """Add pairs of words and descriptions at most ten seconds apart, and words and descriptions without a match."""
+    """Add pairs of words and descriptions at most ten seconds apart, and those without a match."""
     matched: set[tuple[str, str, int]] = set()
     near = "words_near_description"
     for word in spoken:
@@ -122,11 +144,12 @@ def _join_near(
                 matched |= {word, description}
                 for how in ("inner", "left", "outer"):
                     results.write(f"{near}_{how}", word[0], _pair(word[1], description[1]))
+    # The last records come a minute later, so every record without a match has waited long enough
+    # to be joined with null.
     for word in spoken:
-        # The last records come a minute later, so every record without a match has waited long
-        # enough to be joined with null.
-        for how in ("left", "outer") if word not in matched else ():
-            results.write(f"{near}_{how}", word[0], _pair(word[1], None))
+        if word not in matched:
+            for how in ("left", "outer"):
+                results.write(f"{near}_{how}", word[0], _pair(word[1], None))
     for description in described:
         if description not in matched:
             results.write(f"{near}_outer", description[0], _pair(None, description[1]))
@@ -144,24 +167,31 @@ def _pair(left: str | None, right: str | None) -> Pair:
 
 
 def _with_sorted_sets(value: Any) -> Any:
-    has_set = isinstance(value, dict) and "valueList" in value
-    return value | {"valueList": sorted(value["valueList"])} if has_set else value
+    if isinstance(value, dict) and "valueList" in value:
+        return value | {"valueList": sorted(value["valueList"])}
+    return value
+
+
+_OUTPUTS = (
+    "words_clean",
+    "words_with_description_inner",
+    "words_with_description_left",
+    "words_with_global_description_inner",
+    "words_with_global_description_left",
+    "alphabet_with_words",
+    "letters_with_description_inner",
+    "letters_with_description_left",
+    "letters_with_description_outer",
+    "words_near_description_inner",
+    "words_near_description_left",
+    "words_near_description_outer",
+)
 
 
 EXAMPLE = Example(
     name="words",
     topics={"words": 2, "alphabet": 3, "alphabet_descriptions": 2},
-    outputs=dict.fromkeys(
-        (
-            "words_clean",
-            *(f"words_with_description_{how}" for how in ("inner", "left")),
-            *(f"words_with_global_description_{how}" for how in ("inner", "left")),
-            "alphabet_with_words",
-            *(f"letters_with_description_{how}" for how in ("inner", "left", "outer")),
-            *(f"words_near_description_{how}" for how in ("inner", "left", "outer")),
-        ),
-        2,
-    ),
+    outputs=dict.fromkeys(_OUTPUTS, 2),
     count=500,
     samples=samples,
     expected=expected,
