@@ -189,13 +189,14 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
         pids = [stack.enter_context(_instance(copy, variables, port)) for port in ports]
         for port in ports:
             _wait(port, orders)
-        own_keys, remote_keys = [_get(port, f"/local{THEIR_COUNT}") for port in ports]
-        own_paths = [f"{THEIR_COUNT}/{key}" for key in own_keys]
-        remote_paths = [f"{THEIR_COUNT}/{key}" for key in remote_keys]
+        shares: list[list[str]] = []
+        for port in ports:
+            keys = _get(port, f"/local{THEIR_COUNT}")
+            shares.append([f"{THEIR_COUNT}/{key}" for key in keys])
         address = f"http://localhost:{ports[0]}"
         yield [
-            Case(THEIR_OWN_KEY, address, own_paths, "", pids),
-            Case(THEIR_REMOTE_KEY, address, remote_paths, "", pids),
+            Case(THEIR_OWN_KEY, address, shares[0], "", pids),
+            Case(THEIR_REMOTE_KEY, address, shares[1], "", pids),
             Case(THEIR_EVERYTHING, address, [THEIR_COUNT], "", pids),
         ]
 

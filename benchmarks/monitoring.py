@@ -142,7 +142,8 @@ def measure(pipelines: int, batches: int, kafka: EmbeddedKafka, folder: Path) ->
     looked.append(look("/metrics", ledger, lambda: host.get("/metrics")))
     host.stop()
     provide_database(folder / "airflow" / "airflow.db")
-    looked += [parse(name, files, folder) for name in ("first parse", "next parse")]
+    looked.append(parse("first parse", files, folder))
+    looked.append(parse("next parse", files, folder))
     return looked
 
 

@@ -227,10 +227,11 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
     for figure in ("min s", "median s", "max s", "orders/s", "CPU s", "peak GB"):
         table.add_column(figure, justify="right")
     for name in pairs[0]:
-        walls = sorted(pair[name].wall_s for pair in pairs)
+        costs = [pair[name] for pair in pairs]
+        walls = sorted(cost.wall_s for cost in costs)
         middle = statistics.median(walls)
-        cpu = statistics.median(pair[name].cpu_s for pair in pairs)
-        memory = max(pair[name].peak_gb for pair in pairs)
+        cpu = statistics.median(cost.cpu_s for cost in costs)
+        memory = max(cost.peak_gb for cost in costs)
         table.add_row(
             name,
             f"{walls[0]:.1f}",

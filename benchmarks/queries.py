@@ -99,6 +99,11 @@ def _round(
     return results
 
 
+def median_of(name: str, rounds: Rounds) -> Result:
+    """Return the medians of a case's figures."""
+    return median([results[name] for results in rounds])
+
+
 def ratio(rounds: Rounds, ours: str) -> float | None:
     """Return the median over the rounds of a pair's ratio of requests per second.
 
@@ -143,8 +148,7 @@ class Target:
 
 def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
     """Yield the targets for queries."""
-    own = median([results[OWN_KEY] for results in rounds])
-    through = median([results[THROUGH_AIRFLOW] for results in rounds])
+    own, through = median_of(OWN_KEY, rounds), median_of(THROUGH_AIRFLOW, rounds)
     yield Target(OWN_KEY, 10_000, own.req_s, " req/s")
     yield Target(f"{OWN_KEY}, p99", 5, own.p99_ms, " ms", at_most=True)
     yield Target(f"{OWN_KEY} / Kafka Streams' own key", 0.9, ratio(rounds, OWN_KEY))
@@ -164,7 +168,7 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
     for ours, theirs in BESIDE.items():
         for name in (ours, theirs):
             if name in rounds[0]:
-                result = median([results[name] for results in rounds])
+                result = median_of(name, rounds)
                 compared = ratio(rounds, ours)
                 ratio_text = ""
                 if name == ours and compared is not None:

@@ -398,7 +398,10 @@ def compare_with_model() -> Iterator[Table]:
     Yields a table of the model's parts, then one of its predictions beside other runs.
     """
     runs = [of_shape(shape) for shape in FITTED]
-    model = Model.fit([(shape, cost.cpu_by_program) for shape, cost in runs])
+    measured: list[tuple[Shape, Mapping[str, float]]] = []
+    for shape, cost in runs:
+        measured.append((shape, cost.cpu_by_program))
+    model = Model.fit(measured)
     parts = Table("CPU ms per", *PROGRAMS, title="model: the CPU time of each part of a run")
     for part, seconds in zip(PARTS, model.seconds.tolist(), strict=True):
         milliseconds = [f"{1_000 * of_program:,.4g}" for of_program in seconds]

@@ -77,12 +77,10 @@ def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
 
 def median(results: Sequence[Result]) -> Result:
     """Return the median of each figure."""
-    return Result(
-        req_s=statistics.median(result.req_s for result in results),
-        p50_ms=statistics.median(result.p50_ms for result in results),
-        p99_ms=statistics.median(result.p99_ms for result in results),
-        cpu_us=statistics.median(result.cpu_us for result in results),
-    )
+    medians: dict[str, float] = {}
+    for name in Result.__dataclass_fields__:
+        medians[name] = statistics.median(getattr(result, name) for result in results)
+    return Result(**medians)
 
 
 def _cpu(pids: Sequence[int]) -> float:

@@ -1,7 +1,7 @@
 """The orders view, with the paths and bodies that existing clients use."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
 
@@ -217,10 +217,12 @@ async def _list(
     here: bool,
 ) -> list[Row]:
     valid = [_valid(order_type) for order_type in order_types]
+    start, end = times
 
     async def read() -> list[Row]:
-        start, end = times
-        queries = [stores.all(f"{name}_{store}", start=start, end=end, here=here) for name in valid]
+        queries: list[Awaitable[list[Entry]]] = []
+        for name in valid:
+            queries.append(stores.all(f"{name}_{store}", start=start, end=end, here=here))
         answers = await asyncio.gather(*queries)
         return await asyncio.to_thread(to_rows, answers)
 

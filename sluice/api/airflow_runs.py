@@ -94,11 +94,13 @@ class AirflowRuns:
         holders = self._holders(session, pools)
         waits: dict[str, PoolWait] = {}
         for dag, task in waiting.items():
-            held = holders.get(task.pool, [])
-            taken = sum(holder.pool_slots for holder in held)
-            texts = tuple(_holder_text(holder) for holder in held)
+            taken = 0
+            texts: list[str] = []
+            for holder in holders.get(task.pool, ()):
+                taken += holder.pool_slots
+                texts.append(_holder_text(holder))
             waits[dag] = PoolWait(
-                task.pool, slots.get(task.pool, 0), task.scheduled_dttm, texts, taken
+                task.pool, slots.get(task.pool, 0), task.scheduled_dttm, tuple(texts), taken
             )
         return waits
 
@@ -122,7 +124,10 @@ class AirflowRuns:
 
     def _marked(self, session: Session, runs: Iterable[DagRun]) -> dict[str, str]:
         """Return the users who have marked runs as failed, by DAG."""
-        failed = [(run.dag_id, run.run_id) for run in runs if str(run.state) == "failed"]
+        failed: list[tuple[str, str]] = []
+        for run in runs:
+            if str(run.state) == "failed":
+                failed.append((run.dag_id, run.run_id))
         if not failed:
             return {}
         statement = (
@@ -168,7 +173,10 @@ class AirflowRuns:
     def _answers(self, session: Session, runs: Iterable[DagRun]) -> list[Run]:
         runs = list(runs)
         tasks = self._tasks(session, runs)
-        return [self._answer(run, tasks.get((run.dag_id, run.run_id))) for run in runs]
+        answers: list[Run] = []
+        for run in runs:
+            answers.append(self._answer(run, tasks.get((run.dag_id, run.run_id))))
+        return answers
 
     def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:
         """Return the tasks whose logs explain the runs, by DAG and run."""

@@ -223,7 +223,8 @@ class Inputs:
         admin = silent_admin(kafka)
         watched = sorted(set[str]().union(*positions.values()))
         lag_of_all = read_lag(admin, watched, {})
-        self.lags = {name: lag_of_all.of_pipeline(read, read) for name, read in positions.items()}
+        for name, read in positions.items():
+            self.lags[name] = lag_of_all.of_pipeline(read, read)
         if not lag_of_all.held_ends:
             return
         time.sleep(_WATCH_SECONDS)

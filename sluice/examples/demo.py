@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -319,17 +319,23 @@ def _stoppable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # A closed terminal sends SIGHUP, and a shutdown SIGTERM.
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
+    with _handling_signals(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    with _handling_signals(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling_signals(
+    new_handler: Callable[[int, object], None] | signal.Handlers,
+) -> Iterator[None]:
+    before: dict[signal.Signals, Any] = {}
+    for number in _SIGNALS:
+        before[number] = signal.signal(number, new_handler)
     try:
         yield
     finally:

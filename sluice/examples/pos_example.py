@@ -46,8 +46,12 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def _invoice(random: Random, number: int, time_ms: int) -> dict[str, Any]:
-    lines = [_line(random) for _ in range(random.randint(1, 3))]
-    total = sum((line["TotalValue"] for line in lines), Decimal(0))
+    lines: list[dict[str, Any]] = []
+    total = Decimal(0)
+    for _ in range(random.randint(1, 3)):
+        line = _line(random)
+        lines.append(line)
+        total += line["TotalValue"]
     invoice = {
         "InvoiceNumber": str(10_000 + number),
         "CreatedTime": time_ms,
@@ -106,9 +110,13 @@ def expected(records: Iterable[Sample]) -> Results:
         if invoice["CustomerType"] == "PRIME":
             earned = invoice["TotalAmount"] * _POINTS
             points[card] += earned
-            names = ("InvoiceNumber", "CustomerCardNo", "TotalAmount")
-            notification = {name: invoice[name] for name in names}
-            notification |= {"EarnedLoyaltyPoints": earned, "TotalLoyaltyPoints": points[card]}
+            notification = {
+                "InvoiceNumber": invoice["InvoiceNumber"],
+                "CustomerCardNo": invoice["CustomerCardNo"],
+                "TotalAmount": invoice["TotalAmount"],
+                "EarnedLoyaltyPoints": earned,
+                "TotalLoyaltyPoints": points[card],
+            }
             results.write("loyalty", card, notification)
         columns = {name: invoice[name] for name in _HEADER}
         for name in ("City", "State", "PinCode"):

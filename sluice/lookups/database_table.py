@@ -87,7 +87,11 @@ class DatabaseTable:
                 raise ConnectionError(reason) from None
             cached.add(missing, read, begun)
             rows |= read
-        return {key: row for key, row in rows.items() if row is not None}
+        found: dict[str, str | BaseException] = {}
+        for key, row in rows.items():
+            if row is not None:
+                found[key] = row
+        return found
 
     def _read(self, keys: Sequence[str]) -> dict[str, Row]:
         """Return the rows of these keys in the database. Keys without a row are missing."""

@@ -123,7 +123,9 @@ def _caption(audits: list[Audit]) -> str:
     for audit in audits:
         for topic, number in audit.outputs.items():
             written[topic] = written.get(topic, 0) + number
-    lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
+    lines: list[str] = []
+    for topic, number in sorted(written.items()):
+        lines.append(f"written to {topic}: {number:,}")
     checksums, states = audits[-1].checksums, audits[-1].states
     for worker in sorted(checksums, key=int):
         line = f"checksums of worker {worker}: state rows {checksums[worker]}"

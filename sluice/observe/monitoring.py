@@ -53,8 +53,11 @@ class LedgerFigures:
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
         """Read the figures. Dead letters are counted over the day that ends now."""
-        generations = {info.pipeline: info for info in ledger.generations.all_current()}
-        refs = [info.ref for info in generations.values()]
+        generations: dict[str, GenerationInfo] = {}
+        refs: list[GenerationRef] = []
+        for info in ledger.generations.all_current():
+            generations[info.pipeline] = info
+            refs.append(info.ref)
         snapshots = ledger.snapshots.of_all_pipelines()
         leases = ledger.leases.of_all_pipelines()
         failures: dict[str, list[Failure]] = {}
@@ -122,7 +125,10 @@ def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
     # So only snapshots with a count of dead letters are read.
     for snapshot in ledger.snapshots.since(since, ("dead_letter", f"{UNWRITTEN}/")):
         counted.setdefault(snapshot.pipeline, Counter()).update(_dead_letters_of(snapshot))
-    return {pipeline: dict(reasons.most_common()) for pipeline, reasons in counted.items()}
+    most_frequent_first: dict[str, dict[str, int]] = {}
+    for pipeline, reasons in counted.items():
+        most_frequent_first[pipeline] = dict(reasons.most_common())
+    return most_frequent_first
 
 
 def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:

@@ -66,7 +66,10 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
         return
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    carrier = {name: os.environ[name.upper()] for name in _CONTEXT if name.upper() in os.environ}
+    carrier: dict[str, str] = {}
+    for name in _CONTEXT:
+        if name.upper() in os.environ:
+            carrier[name] = os.environ[name.upper()]
     parent = TraceContextTextMapPropagator().extract(carrier)
     tracer = provider.get_tracer("sluice", __version__)
     attributes = {"sluice.pipeline": pipeline, "sluice.run": run}

@@ -105,7 +105,10 @@ class Reader:
         values: dict[str, msgspec.Raw] = {}
         for worker_values in results:
             values.update(worker_values)
-        entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
+        entries: list[Entry] = []
+        for key in wanted:
+            if key in values:
+                entries.append(Entry(key, NO_WINDOW, NO_WINDOW, values[key]))
         return Answer(pin, statuses, entries)
 
     async def windows(

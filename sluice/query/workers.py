@@ -83,10 +83,12 @@ class OpenWorkers(Generic[W]):
         """Close the workers that have not been used for `OPEN_SECONDS`."""
         self._checked = self._clock()
         oldest = self._checked - OPEN_SECONDS
-        unused = [key for key, used in self._used.items() if used < oldest]
-        for key in unused:
-            del self._used[key]
-        await asyncio.gather(*(self._workers.pop(key).close() for key in unused))
+        unused: list[W] = []
+        for key, used in list(self._used.items()):
+            if used < oldest:
+                del self._used[key]
+                unused.append(self._workers.pop(key))
+        await asyncio.gather(*[worker.close() for worker in unused])
 
     async def close(self) -> None:
         """Close all connections. The next queries open them again."""

@@ -335,9 +335,8 @@ class DeltaSink:
             # If the key is the table's only column, there is nothing to change.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
-        listed = ", ".join(backticked(name) for name in names)
-        new = ", ".join(f"s.{backticked(name)}" for name in names)
-        insert = f"INSERT ({listed}) VALUES ({new})"
+        listed = [backticked(name) for name in names]
+        insert = f"INSERT ({', '.join(listed)}) VALUES (s.{', s.'.join(listed)})"
         clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN {insert}")
         view = f"sluice_{secrets.token_hex(8)}"
         source_columns = [*columns, DeltaColumn(_DELETED, pa.bool_())]

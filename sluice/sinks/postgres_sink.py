@@ -245,7 +245,10 @@ class PostgresTables:
         self._newest = batch
         if written:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
-        return {output: of_output.count for output, of_output in now.items()}
+        counts: dict[str, int] = {}
+        for output, of_output in now.items():
+            counts[output] = of_output.count
+        return counts
 
     def _require_unchanged(self, newest: BatchId | None) -> None:
         """Raise EngineError if the database has lost the batch that this writer wrote last."""

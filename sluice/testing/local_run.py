@@ -115,8 +115,13 @@ class PipedRows:
         # several topics in turn.
         decoded = [decode_piped(record) for record in records]
         decoded.sort(key=itemgetter("topic", "partition"))
-        streams = [record for record in decoded if record["topic"] in query.streams]
-        tables = [record for record in decoded if record["topic"] in query.tables]
+        streams: list[dict[str, Any]] = []
+        tables: list[dict[str, Any]] = []
+        for record in decoded:
+            if record["topic"] in query.streams:
+                streams.append(record)
+            if record["topic"] in query.tables:
+                tables.append(record)
         return cls(query, streams, tables)
 
     def write(self) -> pa.Table:

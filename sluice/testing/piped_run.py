@@ -146,7 +146,11 @@ class PipedRun:
         places: Sequence[Place],
     ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
         """Return the headers of the records at these places."""
-        return {place: self._headers[place] for place in places if place in self._headers}
+        headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
+        for place in places:
+            if place in self._headers:
+                headers[place] = self._headers[place]
+        return headers
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch, and count what happened to its records."""

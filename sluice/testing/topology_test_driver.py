@@ -381,8 +381,10 @@ def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any])
 
 
 def _header_pairs(record: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    headers = record.get("headers") or ()
-    return tuple((header["key"], _text(header["value"])) for header in headers)
+    pairs: list[tuple[str, Any]] = []
+    for header in record.get("headers") or ():
+        pairs.append((header["key"], _text(header["value"])))
+    return tuple(pairs)
 
 
 def _value(value: str | bytes | None) -> Any:

@@ -179,7 +179,9 @@ class RecordSinks:
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> Self:
-        passes: list[tuple[str, str | None]] = [(edge.column, None) for edge in job.edges_from(0)]
+        passes: list[tuple[str, str | None]] = []
+        for edge in job.edges_from(0):
+            passes.append((edge.column, None))
         for operator in job.operators:
             for edge in operator.edges:
                 if edge.shares is not None:
@@ -365,8 +367,10 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     """Return the error that ends the run when a step with `on_error="fail"` fails."""
-    names = ("_topic", "_partition", "_offset", failure.column)
-    topic, partition, offset, error = [batch.column(name)[row].as_py() for name in names]
+    topic = batch.column("_topic")[row].as_py()
+    partition = batch.column("_partition")[row].as_py()
+    offset = batch.column("_offset")[row].as_py()
+    error = batch.column(failure.column)[row].as_py()
     return RecordFailed(
         f"{failure.step} failed for the record of {topic}, partition {partition}, offset {offset}: "
         f"{error}",

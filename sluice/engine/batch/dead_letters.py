@@ -81,13 +81,16 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
             of_sluice.append(header("sluice.step", rejection.step))
         if rejection.at:
             of_sluice.append(header("sluice.at", rejection.at))
-        names = ("topic", "partition", "offset")
-        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in names]
+        for name in ("topic", "partition", "offset"):
+            of_sluice.append(header(f"sluice.{name}", str(place[name])))
         of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
         headers.append([*escape_headers(headers_of(own)), *of_sluice])
-    columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
-    typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
-    return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
+    columns = [
+        records.column("key").cast(pa.binary()),
+        records.column("value").cast(pa.binary()),
+        pa.array(headers, HEADERS),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER)
 
 
 @dataclass(frozen=True)
@@ -298,7 +301,10 @@ def _step_headers(
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return Sluice's headers in a dead letter: the last header `FIRST`, and all after it."""
-    first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
+    first = 0
+    for number, own_or_sluice in enumerate(headers):
+        if own_or_sluice["key"] == FIRST:
+            first = number
     return list(headers[first:])
 
 

@@ -184,8 +184,11 @@ def sorted_indices(table: pa.Table) -> Indices:
 
     Rows with the same position keep their order.
     """
-    names = [name for name in SORT_KEY if name in table.column_names]
-    order = pc.sort_indices(table, [(name, "ascending") for name in names])
+    sort_keys: list[tuple[str, str]] = []
+    for name in SORT_KEY:
+        if name in table.column_names:
+            sort_keys.append((name, "ascending"))
+    order = pc.sort_indices(table, sort_keys)
     return np.asarray(order).astype(np.intp)
 
 
@@ -194,8 +197,11 @@ def position_keys(table: pa.Table) -> list[Integers]:
 
     The column that matters least for the order comes first, as `np.lexsort` needs it.
     """
-    columns = [table.column(name) for name in SORT_KEY if name in table.column_names]
-    return [ranks(column) for column in reversed(columns)]
+    keys: list[Integers] = []
+    for name in reversed(SORT_KEY):
+        if name in table.column_names:
+            keys.append(ranks(table.column(name)))
+    return keys
 
 
 def position_numbers(table: pa.Table) -> Integers:

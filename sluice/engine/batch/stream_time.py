@@ -128,7 +128,9 @@ class StreamTimes:
         """Return whether the topics' partitions with this number had no record for too long."""
         if self.idle_timeout_ms is None:
             return False
-        seen = max(self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL) for topic in topics)
+        seen = BEFORE_ALL
+        for topic in topics:
+            seen = max(seen, self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL))
         return self.now - seen > self.idle_timeout_ms
 
 

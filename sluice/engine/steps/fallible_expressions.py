@@ -106,9 +106,11 @@ def _with_errors(
 ) -> DataFrame:
     """Return the frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
-    keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
+    keys: list[Column] = []
     errors: list[Column] = []
     for fallible, expression_parts in zip(fallibles, parts, strict=True):
+        if fallible.key is not None:
+            keys.append(_key_column(fallible, schema))
         errors.append(_error_column(fallible, expression_parts, schema))
     return frame.select("*", *keys, *errors)
 
@@ -196,7 +198,11 @@ def _resolved_parts(
     frame: DataFrame,
     parts: Sequence[tuple[Column, str]],
 ) -> list[tuple[Column, str]]:
-    return [(column, cause) for column, cause in parts if _is_resolved(frame, column)]
+    resolved: list[tuple[Column, str]] = []
+    for column, cause in parts:
+        if _is_resolved(frame, column):
+            resolved.append((column, cause))
+    return resolved
 
 
 def _is_resolved(frame: DataFrame, column: Column) -> bool:

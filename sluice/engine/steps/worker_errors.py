@@ -10,7 +10,10 @@ from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, RecordF
 from sluice.plan import Job
 
 _RAISED_BY_TASKS: Mapping[str, type[EngineError]] = {
-    kind.__name__: kind for kind in (EngineError, RecordFailed, BrokersUnreachable, AccessDenied)
+    "EngineError": EngineError,
+    "RecordFailed": RecordFailed,
+    "BrokersUnreachable": BrokersUnreachable,
+    "AccessDenied": AccessDenied,
 }
 _RAISED = re.compile(rf"sluice\.errors\.({'|'.join(_RAISED_BY_TASKS)}): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
