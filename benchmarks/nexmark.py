@@ -81,8 +81,8 @@ def main(
                     costs["Flink"] = of_flink(name, peer, kafka, home / f"flink_{name}")
                 for program, figures in costs.items():
                     cpu_by_program: dict[str, float] = {}
-                    for part, seconds in figures.cpu_by_program.items():
-                        cpu_by_program[part] = round(seconds, 1)
+                    for process, seconds in figures.cpu_by_program.items():
+                        cpu_by_program[process] = round(seconds, 1)
                     times = f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s"
                     console.print(name, program, times, cpu_by_program or "")
                 rows.append(_row(name, records, costs))

@@ -147,17 +147,17 @@ def case(
 def of_orders(name: str, count: int, partitions: int = 4) -> Measured:
     """Run the orders example."""
     stores = 1_000
-    with case("orders", partitions=partitions) as made:
-        produce_orders(made.config, count=count, stores=stores)
-        made.sent = count + stores
-        return made.run(name, made.sent)
+    with case("orders", partitions=partitions) as setup:
+        produce_orders(setup.config, count=count, stores=stores)
+        setup.sent = count + stores
+        return setup.run(name, setup.sent)
 
 
 def of_pipeline(name: str, text: str, records: Records) -> Measured:
     """Run a pipeline over records."""
-    with case(text=text) as made:
-        made.send(records)
-        return made.run(name, made.sent)
+    with case(text=text) as setup:
+        setup.send(records)
+        return setup.run(name, setup.sent)
 
 
 def of_shape(shape: Shape) -> tuple[Shape, Cost]:
@@ -167,10 +167,10 @@ def of_shape(shape: Shape) -> tuple[Shape, Cost]:
     """
     text = of_fields(["n: int"], [*TOTALS, 'values.to("scaling_copies")'], shape.workers)
     variables = {"SLUICE_MAX_RECORDS": str(-(-shape.records // shape.batches))}
-    with case(text=text, partitions=shape.partitions, variables=variables) as made:
-        made.send(of_keys(range(shape.records)))
-        cost = made.run(str(shape), shape.records).cost
-        with Ledger.open(f"sqlite:///{made.home / 'ledger.sqlite'}") as ledger:
+    with case(text=text, partitions=shape.partitions, variables=variables) as setup:
+        setup.send(of_keys(range(shape.records)))
+        cost = setup.run(str(shape), shape.records).cost
+        with Ledger.open(f"sqlite:///{setup.home / 'ledger.sqlite'}") as ledger:
             snapshot = ledger.snapshots.latest(NAME)
         assert snapshot is not None
         return replace(shape, batches=snapshot.batch + 1), cost
@@ -199,12 +199,12 @@ def number_of_keys() -> Iterator[Measured]:
     """Measure a run that creates keys, and three of 1,000 records after it."""
     text = of_fields(["n: int"], TOTALS)
     for keys in (10_000, 100_000, 1_000_000, 10_000_000):
-        with case(text=text) as made:
-            made.send(of_keys(range(keys)))
-            yield made.run(f"{keys:,} new keys", keys)
+        with case(text=text) as setup:
+            setup.send(of_keys(range(keys)))
+            yield setup.run(f"{keys:,} new keys", keys)
             for number in range(3):
-                made.send(of_keys(random.Random(number).sample(range(keys), FEW)))
-                yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+                setup.send(of_keys(random.Random(number).sample(range(keys), FEW)))
+                yield setup.run(f"{FEW:,} of {keys:,} keys", FEW)
 
 
 def kinds_of_shards() -> Iterator[Measured]:
@@ -219,9 +219,9 @@ def kinds_of_shards() -> Iterator[Measured]:
             ("SQLite", {}),
             ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)}),
         ):
-            with case(text=text, variables=variables) as made:
-                made.send(of_keys(range(keys)))
-                yield made.run(f"{keys:,} new keys, {name}", keys)
+            with case(text=text, variables=variables) as setup:
+                setup.send(of_keys(range(keys)))
+                yield setup.run(f"{keys:,} new keys, {name}", keys)
 
 
 def number_of_partitions() -> Iterator[Measured]:
@@ -248,11 +248,11 @@ def executors() -> Iterator[Measured]:
                 home.mkdir()
                 with (
                     spark_cluster(home, workers, cores) as cluster,
-                    case(text=text, variables={"SLUICE_SHARDS": new_database(server)}) as made,
+                    case(text=text, variables={"SLUICE_SHARDS": new_database(server)}) as setup,
                 ):
-                    made.options = ["--master", cluster.master]
-                    made.send(of_keys(range(keys)))
-                    yield made.run(name, keys)
+                    setup.options = ["--master", cluster.master]
+                    setup.send(of_keys(range(keys)))
+                    yield setup.run(name, keys)
 
 
 def number_of_stores() -> Iterator[Measured]:
@@ -312,22 +312,22 @@ def _wide_records(count: int, width: int, chance: random.Random) -> Iterator[tup
 def numbers_of_workers() -> Iterator[Measured]:
     """Measure `sluice repartition` of keys from two workers to four, and the next run."""
     for keys in (100_000, 1_000_000, 10_000_000):
-        with case(text=of_fields(["n: int"], TOTALS)) as made:
-            made.send(of_keys(range(keys)))
-            before = made.run(f"{keys:,} new keys", keys)
-            (made.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
+        with case(text=of_fields(["n: int"], TOTALS)) as setup:
+            setup.send(of_keys(range(keys)))
+            before = setup.run(f"{keys:,} new keys", keys)
+            (setup.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
             cost = of_command(
                 SLUICE,
                 "repartition",
                 NAME,
-                environment=environment(made.home, made.pipelines, made.config),
+                environment=environment(setup.home, setup.pipelines, setup.config),
             )
             name = f"{keys:,} keys moved"
             times = f"{cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s"
             console.print(f"{name}: {times}, {cost.peak_gb:.2f} GB")
             yield Measured(name, keys, cost, before.shards_gb)
-            made.send(of_keys(random.Random(7).sample(range(keys), FEW)))
-            yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+            setup.send(of_keys(random.Random(7).sample(range(keys), FEW)))
+            yield setup.run(f"{FEW:,} of {keys:,} keys", FEW)
 
 
 def outputs() -> Iterator[Measured]:
@@ -358,12 +358,12 @@ def outputs() -> Iterator[Measured]:
                 lines.append(f'counts.select(n="value").to({counts})')
             text = of_fields(["n: int"], lines)
             text = text.replace("import Pipeline", f"import {', '.join(TABLES)}")
-            with case(text=text, variables=variables) as made:
-                made.send(of_keys(range(keys)))
-                yield made.run(f"{name}, {keys:,} records", keys)
+            with case(text=text, variables=variables) as setup:
+                setup.send(of_keys(range(keys)))
+                yield setup.run(f"{name}, {keys:,} records", keys)
                 for number in (1, 2):
-                    made.send(of_keys(random.Random(number).sample(range(keys), FEW)))
-                    yield made.run(f"{name}, {FEW:,} records", FEW)
+                    setup.send(of_keys(random.Random(number).sample(range(keys), FEW)))
+                    yield setup.run(f"{name}, {FEW:,} records", FEW)
 
 
 SERIES: dict[str, Callable[[], Iterator[Measured]]] = {

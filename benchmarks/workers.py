@@ -89,10 +89,10 @@ class _Timed:
     stopwatch: Stopwatch
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = self.task(batches)
+        results = self.task(batches)
         while True:
             self.stopwatch.begin(self.part)
-            batch = next(made, None)
+            batch = next(results, None)
             self.stopwatch.end()
             if batch is None:
                 return
@@ -221,7 +221,7 @@ def main(
 ) -> None:
     """Run each kind of operator, and print the CPU seconds of each part of the work."""
     require_known(kinds or ())
-    made = Records(records, keys, batches)
+    input_records = Records(records, keys, batches)
     table = Table(
         "operator",
         *PARTS,
@@ -229,7 +229,7 @@ def main(
         title=f"CPU seconds for {records:,} records in {batches} batches",
     )
     for kind in kinds or KINDS:
-        results = [cpu_seconds(kind, made) for _ in range(runs)]
+        results = [cpu_seconds(kind, input_records) for _ in range(runs)]
         fastest = min(results, key=lambda seconds: sum(seconds.values()))
         figures = [f"{fastest[part]:.2f}" for part in PARTS]
         table.add_row(kind, *figures, f"{sum(fastest.values()):.2f}")

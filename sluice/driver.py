@@ -51,8 +51,8 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
 
 def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
-    asked = _Arguments.parse(arguments)
-    if asked is None:
+    parsed = _Arguments.parse(arguments)
+    if parsed is None:
         print(
             f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] "
             f"[{FROM}POINT] [{UNTIL}POINT] PIPELINE",
@@ -60,8 +60,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
         )
         return 2
     try:
-        name, action, from_topics = asked.pipeline, asked.action, FROM_TOPICS in asked.options
-        span = Span.parse(asked.begin, asked.until)
+        name, action, from_topics = parsed.pipeline, parsed.action, FROM_TOPICS in parsed.options
+        span = Span.parse(parsed.begin, parsed.until)
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401
@@ -80,7 +80,7 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
             with jvm_errors(), stopped(spark):
                 if action == EXPLAIN:
                     explain_tasks(settings(), spark, name)
-                elif CHANGED_ONLY in asked.options:
+                elif CHANGED_ONLY in parsed.options:
                     rebuild_changed(settings(), spark, name, from_topics=from_topics)
                 elif action:
                     rebuild(settings(), spark, name, action, span, from_topics=from_topics)

@@ -235,7 +235,7 @@ def settings() -> Settings:
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text with these secrets masked, and those in this process's settings."""
     try:
-        own = settings().secrets
+        own_secrets = settings().secrets
     except SettingsError:
-        own = ()
-    return masking.masked(text, (*own, *secrets))
+        own_secrets = ()
+    return masking.masked(text, (*own_secrets, *secrets))

@@ -273,14 +273,14 @@ def repartition(pipeline: PipelineName) -> None:
     from sluice.plan import plan
 
     with errors_as_messages(), out.status("moving rows") as status:
-        made = spread(plan(load(pipeline)).job, settings(), status.update)
+        outcome = spread(plan(load(pipeline)).job, settings(), status.update)
         status.stop()
-        workers = counted(made.workers, "worker")
-        generation = f"generation {made.generation}"
-        if made.rows is None:
+        workers = counted(outcome.workers, "worker")
+        generation = f"generation {outcome.generation}"
+        if outcome.rows is None:
             message = f"{pipeline} already has {workers}, in {generation}; nothing was moved"
         else:
-            rows = counted(made.rows, "row")
+            rows = counted(outcome.rows, "row")
             message = f"{pipeline} is now {generation}, with {rows} on {workers}"
         out.print(message, markup=False)
 

@@ -52,15 +52,15 @@ def recover(
             return
         if dry_run:
             with Ledger.open(settings().ledger) as ledger:
-                found = recovery.find_recovery(ledger, job, settings())
+                outcome = recovery.find_recovery(ledger, job, settings())
         else:
-            found = recovery.recover(job, settings())
-        if found is None:
+            outcome = recovery.recover(job, settings())
+        if outcome is None:
             out.print(
                 f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True
             )
             return
-        for line in found.lines():
+        for line in outcome.lines():
             out.print(line, markup=False, soft_wrap=True)
         if dry_run:
             out.print(

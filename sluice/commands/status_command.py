@@ -138,8 +138,8 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
     from sluice.state.ledger.run_ends import gone_files
 
     broken = {file.name: file.error for file in loaded.broken}
-    found = {pipeline.name for pipeline in loaded.pipelines} | broken.keys()
-    gone = gone_files(ledger.generations.files(), settings().pipelines, found)
+    names_of_files = {pipeline.name for pipeline in loaded.pipelines} | broken.keys()
+    gone = gone_files(ledger.generations.files(), settings().pipelines, names_of_files)
     failures: dict[str, Failure] = {}
     for name, error in {**gone, **broken}.items():
         failure = Failure.of(error, name, kind="file")

@@ -135,7 +135,7 @@ def _caption(audits: list[Audit]) -> str:
     return "\n".join(lines)
 
 
-def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
+def _verify_shards(ledger: Ledger, info: GenerationInfo, newest: Audit, out: Console) -> bool:
     """Verify every shard and standby, and quarantine damaged shards, so that no query reads them.
 
     Returns True if a shard or a standby is damaged or cannot be read.
@@ -148,7 +148,7 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
     for worker in info.workers:
         try:
             with open_shard(worker.location) as shard:
-                shard.verify_rows(last.batch, last.published_checksums(worker.number))
+                shard.verify_rows(newest.batch, newest.published_checksums(worker.number))
                 _verify_states(ledger, info.ref, shard, worker.number)
             ledger.quarantine.conclude(before, worker.number)
             out.print(

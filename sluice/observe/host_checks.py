@@ -50,10 +50,10 @@ class Sight(NamedTuple):
 
 def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
     """Record what is wrong as failures of the pipelines concerned, and remove past failures."""
-    own = socket.gethostname()
+    own_host = socket.gethostname()
     silent, unknown = _look_at_servers(_servers(figures.generations.values()))
-    own_clock = list(_clock(own, ledger))
-    of_host = [*_disks(own, configuration), *own_clock]
+    own_clock = list(_clock(own_host, ledger))
+    of_host = [*_disks(own_host, configuration), *own_clock]
     seen: list[Failure] = []
     gone: list[Failure] = []
     for pipeline, info in figures.generations.items():
@@ -62,7 +62,7 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
             if address in silent:
                 sights.append(silent[address])
         if not own_clock:
-            sights += _snapshot_of_the_future(own, pipeline, figures)
+            sights += _snapshot_of_the_future(own_host, pipeline, figures)
         places: set[tuple[FailureKind, str]] = set()
         for kind, host, error in sights:
             places.add((kind, host))
@@ -75,7 +75,7 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
             if failure.kind == "host":
                 is_observed = failure.host not in unknown
             else:
-                is_observed = failure.kind in ("disk", "clock") and failure.host == own
+                is_observed = failure.kind in ("disk", "clock") and failure.host == own_host
             if is_observed and (failure.kind, failure.host) not in places:
                 gone.append(failure)
     if seen:
@@ -133,26 +133,30 @@ def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
     return usages
 
 
-def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
+def _disks(own_host: str, configuration: Settings) -> Iterator[Sight]:
     for folder, (free, size) in disks(configuration).items():
         needed = needed_bytes(size)
         if free < needed:
-            left = f"{own} has {size_text(free)} of {size_text(size)} left for {folder}"
-            yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
+            left = f"{own_host} has {size_text(free)} of {size_text(size)} left for {folder}"
+            yield Sight("disk", own_host, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
             # A host has one failure of its disks, even if the ledger's and the shards' disks are
             # full.
             return
 
 
-def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:
+def _clock(own_host: str, ledger: Ledger) -> Iterator[Sight]:
     ahead = ledger.clock_ahead_seconds()
     if abs(ahead) > CLOCK_SECONDS:
         direction = "ahead of" if ahead > 0 else "behind"
-        error = ClockOff(f"The clock of {own} is {abs(ahead):,.0f} s {direction} the ledger's.")
-        yield Sight("clock", own, error)
+        error = ClockOff(
+            f"The clock of {own_host} is {abs(ahead):,.0f} s {direction} the ledger's."
+        )
+        yield Sight("clock", own_host, error)
 
 
-def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> Iterator[Sight]:
+def _snapshot_of_the_future(
+    own_host: str, pipeline: str, figures: LedgerFigures
+) -> Iterator[Sight]:
     snapshot = figures.snapshots.get(pipeline)
     if snapshot is None:
         return
@@ -160,9 +164,9 @@ def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> 
     if ahead > timedelta(seconds=CLOCK_SECONDS):
         error = ClockOff(
             f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future "
-            f"of {own}. The clock of {own} or of the driver's host is wrong."
+            f"of {own_host}. The clock of {own_host} or of the driver's host is wrong."
         )
-        yield Sight("clock", own, error)
+        yield Sight("clock", own_host, error)
 
 
 def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:

@@ -212,7 +212,9 @@ def _number(text: str, most: int) -> int | None:
     return None
 
 
-def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, int]) -> NoReturn:
+def _missing(
+    ledger: Ledger, newest: Snapshot, statement: str, requested: tuple[int, int]
+) -> NoReturn:
     """Raise Gone if all kept snapshots are newer than the requested one, otherwise NotFound."""
     # `newest` is from the caller's cache. Retention may have removed this snapshot since, and the
     # error must only name snapshots that are kept, so the newest snapshot is read again.
@@ -221,11 +223,11 @@ def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, 
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if requested < (oldest.generation, oldest.batch):
         raise Gone(
-            f"{what} any more.",
+            f"{statement} any more.",
             next_step=kept,
             extensions={"oldest": oldest.id, "newest": newest.id},
         )
-    raise NotFound(f"{what}.", next_step=kept)
+    raise NotFound(f"{statement}.", next_step=kept)
 
 
 def _is_time(text: str) -> bool:

@@ -148,7 +148,8 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
         case "map":
             of_key, of_item = _encoder(type_.key_field), _encoder(type_.item_field)
             return lambda value: [
-                (of_key(k), of_item(each)) for k, each in _of(dict, value, "an object").items()
+                (of_key(name), of_item(member))
+                for name, member in _of(dict, value, "an object").items()
             ]
         case "struct":
             encoders = {inner.name: _encoder(inner) for inner in type_}

@@ -429,23 +429,23 @@ class DeltaSink:
                     f"{backticked(name)} {kind})"
                 )
                 continue
-            arrow, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
+            arrow, type_text = _written_type(fields[name]), fields[name].dataType.simpleString()
             wanted = _arrow(target.table.types.get(name, "") or spark)
             if arrow is None:
-                problems.append(f"Sluice cannot write the type {shown} of the column {name}")
+                problems.append(f"Sluice cannot write the type {type_text} of the column {name}")
             elif wanted is not None and not fits(wanted, arrow):
-                problems.append(f"the column {name} is {shown}, but the field is {spark}")
+                problems.append(f"the column {name} is {type_text}, but the field is {spark}")
             elif name in target.identity and not _tells_keys_apart(fields[name]):
                 problems.append(
-                    f"the column {name} is {shown}, in which different keys can be equal"
+                    f"the column {name} is {type_text}, in which different keys can be equal"
                 )
             else:
                 required, most = not fields[name].nullable, _max_length(fields[name])
                 columns.append(
                     DeltaColumn(name, arrow, required, most, partitions=name in partitions)
                 )
-        for name, each in fields.items():
-            if name not in target.wanted and not each.nullable:
+        for name, column in fields.items():
+            if name not in target.wanted and not column.nullable:
                 problems.append(
                     f"the column {name} is NOT NULL, but the pipeline does not write it"
                 )
@@ -461,16 +461,16 @@ class DeltaSink:
 
         Raises EngineError if another pipeline writes it.
         """
-        own = self.pipeline
+        properties = f"SET TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         writer = self._property(WRITER)
         if not writer:
-            self.spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}')")
-        elif writer != own:
+            self.spark.sql(f"ALTER TABLE {self._table} {properties}")
+        elif writer != self.pipeline:
             raise EngineError(
                 f"{writer} writes the table {self.target.output} ({self.target.at}), too.",
                 next_step=(
                     f"Give one of them another table. If {writer} no longer writes it: ALTER TABLE "
-                    f"{self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}')."
+                    f"{self._table} {properties}."
                 ),
             )
 

@@ -95,9 +95,9 @@ class PartitionResults:
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
-        last, count = self.placed.get(sink.topic, (-1, 0))
+        last_offset, count = self.placed.get(sink.topic, (-1, 0))
         # If the previous batch ended with rows of the same record, go on from their numbers.
-        if offsets[0] == last:
+        if offsets[0] == last_offset:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
         topic = topics[rows.column("_source")[0].as_py()]
@@ -160,8 +160,8 @@ class TaskResults:
 
     def end(self, sinks: RecordSinks) -> None:
         """Add each partition's output records, counts and stream times to the side outputs."""
-        for part, results in self.parts.items():
-            sinks.add_side_outputs(part, results, self.before.now)
+        for partition, results in self.parts.items():
+            sinks.add_side_outputs(partition, results, self.before.now)
 
 
 @dataclass(frozen=True)
@@ -308,17 +308,17 @@ class RecordSinks:
                 results.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def add_side_outputs(self, part: Partition, results: PartitionResults, now: int) -> None:
+    def add_side_outputs(self, partition: Partition, results: PartitionResults, now: int) -> None:
         """Add one partition's output records, counts and stream times to the side outputs."""
-        topic, partition = part
-        name = part_name("part", topic, partition)
+        topic, number = partition
+        name = part_name("part", topic, number)
         # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
             records = concatenate_records(tables)
             results.counts.update(self.side_outputs.add_records(output, name, records))
-        times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        stats = BatchStats(dict(results.counts), times, f"{topic}-{partition}")
+        times = results.times | {f"{SEEN}/{topic}/{number}": now}
+        stats = BatchStats(dict(results.counts), times, f"{topic}-{number}")
         self.side_outputs.add_stats_of_reading(name, stats)
 
 

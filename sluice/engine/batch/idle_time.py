@@ -105,7 +105,7 @@ class IdleTime:
 
     def _before(self, operator: PlannedOperator) -> set[int]:
         """Return the numbers of all operators whose results may reach an operator."""
-        by_number = {each.number: each for each in self.job.operators}
+        by_number = {planned.number: planned for planned in self.job.operators}
         before: set[int] = set()
         waiting = [operator.number]
         while waiting:

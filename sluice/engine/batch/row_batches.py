@@ -101,10 +101,10 @@ class RowBatchWriter:
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
         # A row may name the worker that gets it: a report of stream time goes to every worker, as
         # one row for each.
-        given = table.column("worker")
-        if given.null_count == len(owners):
+        named_workers = table.column("worker")
+        if named_workers.null_count == len(owners):
             return owners
-        return np.asarray(pc.coalesce(given, pa.array(owners)))
+        return np.asarray(pc.coalesce(named_workers, pa.array(owners)))
 
 
 def packed_side_outputs(side_outputs: SideOutputs, workers: int) -> Iterator[pa.RecordBatch]:

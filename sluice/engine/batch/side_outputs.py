@@ -265,12 +265,12 @@ class Collected:
     @property
     def last_records(self) -> dict[tuple[str, int], LastRecord]:
         """Topic and partition → the last record that was read."""
-        last: dict[tuple[str, int], LastRecord] = {}
+        records: dict[tuple[str, int], LastRecord] = {}
         for stats in self._stats:
             if stats.last is not None:
                 topic, _, partition = stats.partition.rpartition("-")
-                last[topic, int(partition)] = stats.last
-        return last
+                records[topic, int(partition)] = stats.last
+        return records
 
     def undecided(self) -> Iterator[pa.Table]:
         """Return the reports that `add_undecided` has added."""

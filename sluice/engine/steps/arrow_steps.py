@@ -111,18 +111,18 @@ class ArrowSteps:
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """Return the given columns, of `count` rows, and the columns of all layers."""
         for layer in self._typed:
-            made: dict[str, pa.Array] = {}
+            new_columns: dict[str, pa.Array] = {}
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
-                made[name] = _column(name, result, count)
+                new_columns[name] = _column(name, result, count)
             # The array is exploded before the fallible expressions are computed, because they need
             # a row for each element.
             if layer.explosion is not None:
-                columns, made = _exploded(layer.explosion, columns, made, count), {}
+                columns, new_columns = _exploded(layer.explosion, columns, new_columns, count), {}
                 count = len(columns[layer.explosion.column.name])
             for fallible in layer.fallible_expressions:
-                made |= _fallible_columns(fallible, columns, count)
-            columns = columns | made
+                new_columns |= _fallible_columns(fallible, columns, count)
+            columns = columns | new_columns
         return columns
 
     @cached_property
@@ -143,7 +143,7 @@ def _column(name: str, result: Result, count: int) -> pa.Array:
 def _exploded(
     explosion: TypedExplosion,
     columns: Mapping[str, pa.Array],
-    made: Mapping[str, pa.Array],
+    new_columns: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
     """Return all columns with a row per element of the array, like Spark's `posexplode_outer`."""
@@ -157,7 +157,7 @@ def _exploded(
     is_empty = lengths[rows] == 0
     elements = np.cumsum(~is_empty) - 1
     exploded: dict[str, pa.Array] = {}
-    for name, values in {**columns, **made}.items():
+    for name, values in {**columns, **new_columns}.items():
         exploded[name] = values.take(pa.array(rows))
     column = explosion.column
     exploded[column.name] = lists.flatten().take(pa.array(elements, mask=is_empty))
@@ -165,9 +165,9 @@ def _exploded(
     return exploded
 
 
-def is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
+def is_same(actual: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether two types are equal, except for nullability and the names of list elements."""
-    return _comparable(made) == _comparable(wanted)
+    return _comparable(actual) == _comparable(wanted)
 
 
 def _comparable(kind: pa.DataType) -> str:
