@@ -68,7 +68,7 @@ class Usage:
         return seconds
 
     def sample(self) -> None:
-        """Add a sample. Of processes that have ended, their last sample counts."""
+        """Add a sample. The last sample of a process that has ended still counts."""
         memory = 0
         with_memory = self._samples % _MEMORY_EVERY == 0
         self._samples += 1
@@ -115,11 +115,11 @@ def run(
     options: Sequence[str] = (),
     command: str = SLUICE,
 ) -> Cost:
-    """Run a pipeline once with `sluice run`, until its newest snapshot includes so many records.
+    """Run a pipeline once with `sluice run`, until its newest snapshot includes `records` records.
 
-    `options` are those of the command, and `command` is the path of `sluice`. Other settings than
-    these keep their defaults, also if the environment contains them. The processes of a cluster are
-    not measured.
+    `options` are options of the command, and `command` is the path of `sluice`. All settings except
+    `variables` have their defaults, even if the environment sets them. The processes of a cluster
+    are not measured.
     """
     own = environment(home, pipelines, kafka) | {**(variables or {})}
     home.mkdir(exist_ok=True)

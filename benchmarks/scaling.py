@@ -107,7 +107,7 @@ class Case:
         produce(self.config, NAME, timed())
 
     def run(self, name: str, records: int) -> Measured:
-        """Run the pipeline over the records sent since its last run, of which there are so many."""
+        """Run the pipeline over the records sent since its last run. `records` is their number."""
         cost = run(
             self.pipeline,
             home=self.home,

@@ -51,7 +51,7 @@ PARTS = DECODE, OPERATORS, WRITE, OUTPUTS = (
 Click: TypeAlias = tuple[str, bytes, int]
 """The key, value and timestamp of a record."""
 _RECORDS_AT_ONCE = 20_000
-"""So many records are in one Arrow batch, as in the tasks that read from Kafka."""
+"""The number of records in an Arrow batch, as in the tasks that read from Kafka."""
 
 
 class Stopwatch:

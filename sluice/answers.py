@@ -465,8 +465,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[Header]
     """The record's own headers, in order, up to 10,000 bytes."""
     sluice_headers: dict[str, str]
-    """The headers that Sluice has written. A header of the record itself never appears here,
-    whatever its name."""
+    """The headers that Sluice has written. The record's own headers never appear here, whatever
+    their names."""
     history: list[dict[str, str]]
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None

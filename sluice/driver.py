@@ -94,7 +94,7 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
 
     file = os.environ.get(FINISHED)
     if file:
-        # The folder is gone if nobody waits for this driver any more.
+        # The folder is gone if no process waits for this driver any more.
         with suppress(OSError):
             Path(file).touch()
     return 0

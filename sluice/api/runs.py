@@ -62,8 +62,8 @@ class DagState:
     waits: PoolWait | None = None
     """What the task of the last run waits for; None if it does not wait for a slot."""
     attempts_left: int | None = None
-    """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or
-    one goes on."""
+    """How many attempts Airflow has left for the last run's task. None before the first attempt has
+    ended, and while an attempt is running."""
     marked_by: str = ""
     """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted
     nobody."""

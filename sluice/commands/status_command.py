@@ -215,7 +215,7 @@ class Inputs:
         return names_by_reason
 
     def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
-        """Read the lags of pipelines, whose topics have these offsets; watch open transactions."""
+        """Read the pipelines' lags behind these positions, and watch open transactions."""
         from sluice.kafka.brokers import silent_admin
         from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
         from sluice.kafka.unread_records import read_lag

@@ -126,9 +126,8 @@ class DatabaseTable:
         for column_value, *row in rows:
             value = column_value.rstrip(" ") if is_padded else column_value
             if value not in wanted:
-                # The value equals none of the requested keys. The database has found it all the
-                # same, for example because the database ignores case, so nobody knows for which
-                # key.
+                # The value equals none of the requested keys. The database may have found it
+                # because it ignores case, for example. The value's key is therefore unknown.
                 raise self._error(
                     f"takes the {self.table.column} {column_value!r} in {self.table.table} for "
                     "another key"

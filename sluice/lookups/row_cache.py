@@ -26,7 +26,7 @@ class RowCache:
     clock: Callable[[], float] = time.monotonic
     """The time in seconds."""
     _rows: OrderedDict[str, tuple[float, Row]] = field(default_factory=OrderedDict)
-    """Key → when its row was read, and the row. The row that was used last is the last one."""
+    """Key → when its row was read, and the row. The most recently used row comes last."""
     _lock: Lock = field(default_factory=Lock)
 
     def rows(self, keys: Sequence[str]) -> tuple[dict[str, Row], list[str]]:

@@ -85,7 +85,7 @@ class DeltaColumn:
     required: bool = False
     """Whether the column is NOT NULL."""
     most: int | None = None
-    """The largest number of characters, of a VARCHAR or CHAR."""
+    """The largest number of characters in a column of type VARCHAR or CHAR."""
     partitions: bool = False
     """Whether the table is partitioned by the column."""
 

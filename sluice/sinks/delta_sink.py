@@ -194,7 +194,7 @@ class DeltaSink:
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
     def _require_complete(self, published: Published, version: int, state: State | None) -> None:
-        """Raise EngineError if the table lacks published batches and no user accepts this."""
+        """Raise EngineError if the table lacks published batches, unless a user accepts the gap."""
         newest = None if state is None else state.batch
         if version < 0 and self.target.output in published.outputs:
             error = self._incomplete_error("has no batch", published)
@@ -380,8 +380,8 @@ class DeltaSink:
         """Return whether the table has a row from a record after the published positions."""
         condition = "true"
         if published is not None:
-            # The rows of timers have no topic, and their position does not show which batch wrote
-            # them. So each of them counts as later.
+            # The rows of timers have no topic, and their positions do not show which batch wrote
+            # them. Each of them therefore counts as later.
             later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"

@@ -65,7 +65,7 @@ _FOLDED = {
     "money",
     "xml",
 }
-"""Types of which two values with different texts can be equal, or that cannot be compared."""
+"""Types whose values can be equal although their texts differ, or cannot be compared at all."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
 """Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a
 precision."""

@@ -209,7 +209,7 @@ class PostgresTables:
             )
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output.
+        """Write a batch's rows, which are given by output.
 
         Returns the number of rows written and deleted per output.
         """
@@ -473,7 +473,7 @@ class _TableColumn(NamedTuple):
     is_exact: bool
     """Whether different texts are never equal in the column's collation."""
     is_filled: bool
-    """Whether PostgreSQL itself fills the column in a row that gives no value for it."""
+    """Whether PostgreSQL fills the column itself if a row has no value for it."""
 
 
 def _require_fitting_columns(
@@ -558,7 +558,7 @@ def _problem_of_column(
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
-    """Return an existing table's name with its schema, which is the same for all its names."""
+    """Return an existing table's name with its schema, however the target writes the name."""
     row = database.execute(
         "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = "
         "relnamespace WHERE pg_class.oid = to_regclass(%s)",

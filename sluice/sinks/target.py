@@ -189,7 +189,7 @@ class TableSink(Protocol):
         """
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output.
+        """Write a batch's rows, which are given by output.
 
         Returns the number of rows written and deleted per output. Raises EngineError if the tables
         have lost a batch since this writer began.

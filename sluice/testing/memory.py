@@ -7,7 +7,7 @@ from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
 _ROOM = 2 << 30
-"""Bytes. The tests of a large project at once, such as Sluice's own, need a quarter of a GiB."""
+"""The bytes that must be free. All tests of Sluice together need a quarter of a GiB."""
 
 
 def memory_folder() -> str | None:

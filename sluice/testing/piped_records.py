@@ -130,7 +130,7 @@ class TablesInMemory:
 class UncontestedLease:
     """A lease, and a check of the topics' identity, that always succeed.
 
-    Nothing else uses the state and the topics of a test.
+    No other program uses the state and the topics of a test.
     """
 
     @property

@@ -73,7 +73,7 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit`, if each batch reads what the batch before it has
+"""The largest number of batches of one `commit`, if each batch reads what the previous batch has
 written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""

@@ -43,8 +43,8 @@ class BatchStart(msgspec.Struct, frozen=True):
     ranges: Sequence[Range] = ()
     """The records that the batch reads from Kafka, sorted by topic and partition."""
     stage_times: Mapping[str, int] = {}
-    """The other stream times, from which the stages continue. Empty while the stages of the batch
-    before still run."""
+    """The other stream times, from which the stages continue. Empty while the previous batch's
+    stages are still running."""
 
     @classmethod
     def of(

@@ -1,13 +1,13 @@
-"""Stream time that goes on by the clock while no records come.
+"""Stream time that advances with the clock while no records come.
 
 A pipeline needs `advance_when_idle` for this. When the topics of an operator have had no new
-records for `advance_when_idle`, the operator's stream time goes on as fast as the clock. From then
+records for `advance_when_idle`, the operator's stream time advances as fast as the clock. From then
 on, stream time is the largest event time so far, plus the time since the last record was read,
 minus `advance_when_idle`.
 
-Stream time goes on only in batches without records. A run begins such batches after it has read all
-records, so that unread records cannot become late. Stream time goes on only for operators that hold
-back results, and only once such a result is due.
+Stream time advances in this way only in batches without records. A run begins such batches after it
+has read all records, so that unread records cannot become late. Stream time advances only for
+operators that hold back results, and only once such a result is due.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sluice.plan.operator_parameters import Process
 
 @dataclass(frozen=True)
 class IdleTime:
-    """How stream time goes on without records after a batch."""
+    """How stream time advances without records after a batch."""
 
     job: Job
     times: Mapping[str, int]
@@ -35,8 +35,8 @@ class IdleTime:
     def next_batch(self) -> int | None:
         """The earliest time at which a batch without records has something to do, epoch ms.
 
-        Such a batch fires wall-clock timers, or sends results because stream time has gone on. None
-        if there is neither a timer nor a result that waits.
+        Such a batch fires wall-clock timers, or sends results because stream time has advanced.
+        None if there is neither a timer nor a waiting result.
         """
         begins: list[int] = []
         for operator in self._waiting:
@@ -48,7 +48,7 @@ class IdleTime:
         return min(begins, default=None)
 
     def has_results(self, now: int) -> bool:
-        """Return whether a result is due at time `now`, because stream time has gone on."""
+        """Return whether a result is due at time `now`, because stream time has advanced."""
         return next(self._due(now), None) is not None
 
     def at(self, now: int) -> dict[str, int]:
@@ -90,10 +90,10 @@ class IdleTime:
     def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
         """Return whether an upstream operator holds back results.
 
-        If stream time went on for this operator first, the results that the upstream operator holds
-        back could become late. A processor holds back only the results of its timers. They have the
-        timer's time, so the results of a timer that is not due yet cannot become late. A processor
-        therefore counts only if one of its timers is due at `now`.
+        If stream time advanced for this operator first, the results that the upstream operator
+        holds back could become late. A processor holds back only the results of its timers. They
+        have the timer's time, so the results of a timer that is not due yet cannot become late. A
+        processor therefore counts only if one of its timers is due at `now`.
         """
         before = self._before(operator)
         for other in self._waiting:

@@ -44,7 +44,7 @@ class RowBatchWriter:
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()
-    """Target and side of the rows of which every worker gets a copy."""
+    """Targets and sides. Every worker gets a copy of the rows for them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for gathered_slices in gathered(_slices(batches), _MOST_ROWS, _MOST_BYTES):

@@ -239,7 +239,7 @@ def position_numbers(table: pa.Table) -> Integers:
 def stable_order(numbers: Integers) -> Indices:
     """Return the indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
 
-    Like `np.argsort`, which takes ten times as long for numbers of more than 16 bits.
+    `np.argsort` does the same, but takes ten times as long for numbers of more than 16 bits.
     """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     if len(numbers) and numbers.max() >= 1 << 16:

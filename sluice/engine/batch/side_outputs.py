@@ -242,7 +242,7 @@ class Collected:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of the rows that all tasks of a kind held at once; the kind with the most."""
+        """The most bytes of rows that all tasks of one kind have held at once."""
         by_kind: Counter[str] = Counter()
         for stats in self._stats:
             by_kind.update(stats.row_bytes)

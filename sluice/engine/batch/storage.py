@@ -71,8 +71,8 @@ class Storage:
         """Return the checksums of the workers' shards as of a written batch.
 
         The keys are the workers' numbers as text. `before` are the checksums that were published
-        for the batch before, if they are known. Raises DamagedState if a shard has others: it has
-        lost commits since, so this batch was computed from older state.
+        for the previous batch, if they are known. Raises DamagedState if a shard's checksums of
+        that batch differ: the shard has lost commits, so this batch was computed from older state.
         """
         checksums: dict[str, Checksums] = {}
         lost: dict[int, tuple[str, str]] = {}

@@ -41,7 +41,7 @@ DUE = ":due"
 is due."""
 
 IDLE = ":idle"
-"""Among the stream times, the name of the time of the last batch in which stream time went on
+"""Among the stream times, the name of the time of the last batch in which stream time advanced
 without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
@@ -78,8 +78,8 @@ class StreamTimes:
     """The time at which the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
     goes_on_when_idle: bool = False
-    """Whether stream time goes on without records, if the pipeline's topics are silent for long
-    enough."""
+    """Whether stream time advances without records once the pipeline's topics have been silent for
+    long enough."""
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
@@ -112,16 +112,16 @@ class StreamTimes:
         return self.times.get(wall_name(operator, worker))
 
     def has_reached_result(self, operator: str, clock: str, worker: int) -> bool:
-        """Return whether a result that the worker holds back is due, because stream time went on.
+        """Return whether stream time has reached a result that the worker holds back.
 
-        Stream time went on without records.
+        Only stream time that has advanced without records counts.
         """
         due = self.times.get(due_name(operator, worker), BEFORE_ALL)
         reached = self.times.get(f"{CLOSED}/{clock}", BEFORE_ALL)
         return self.goes_on_when_idle and BEFORE_ALL < due <= reached
 
     def went_on_when_idle(self, clock: str) -> bool:
-        """Return whether this batch has no records, and an operator's stream time has gone on."""
+        """Return whether an operator's stream time has advanced in this batch without records."""
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:

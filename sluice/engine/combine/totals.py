@@ -205,7 +205,7 @@ class WindowedRecords:
 
 
 def value_types(job: Job, types: Mapping[str, str]) -> dict[str, str]:
-    """Return the SQL types of the stores' values. `types` are those of the columns they read."""
+    """Return the SQL types of the stores' values, given the types of the columns they read."""
     return {store.store: _value_type(store, types) for store in _stores(job)}
 
 

@@ -130,7 +130,7 @@ def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = Fals
 def _string(sql: str) -> str:
     """Return SQL for the JSON of a text, or of bytes as base64.
 
-    `to_json` needs an array, whose brackets are cut off.
+    `to_json` needs an array, so the array's brackets are cut off again.
     """
     return f"trim(BOTH '[]' FROM to_json(array({sql})))"
 

@@ -148,7 +148,7 @@ class Call(_Calls):
 class BatchCall(_Calls):
     """Calls an author's function for many values at once.
 
-    A null value stays null without a call.
+    The function is not called for null values, which stay null.
     """
 
     batch: FunctionBatch

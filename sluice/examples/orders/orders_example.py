@@ -25,10 +25,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def answers(count: int, revenue: Decimal) -> dict[str, Any]:
-    """Return the expected answers by path, given store_1234's number of orders and revenue.
-
-    Both are those of its general orders.
-    """
+    """Return the expected answers by path, given the figures of store_1234's general orders."""
     total = {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue}
     return {
         f"/v1/orders/count/general_orders?location_id={STORE_1234}": {
