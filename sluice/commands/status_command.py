@@ -119,7 +119,9 @@ def _problem(same: Sequence[Failure]) -> str:
     runs = {failure.run for failure in same}
     outlooks = {failure.outlook for failure in same}
     oldest = min(failure.at for failure in same)
-    who = names[0] if len(names) == 1 else f"{len(names)} pipelines ({', '.join(names)})"
+    who = names[0]
+    if len(names) > 1:
+        who = f"{len(names)} pipelines ({', '.join(names)})"
     since = f"since {oldest:%Y-%m-%d %H:%M:%S} UTC"
     if failure.run and len(runs) == 1:
         since += f", run {failure.run}"

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.examples.example import Example, Results, Sample
 
@@ -28,6 +28,14 @@ _WORDS = (
 _STEP_MS, _NEAR_MS = 700, 10_000
 _PAUSE_MS = 60_000
 Pair = dict[str, str | None]
+
+
+class _Text(NamedTuple):
+    """A word, or a description, of a letter."""
+
+    letter: str
+    text: str
+    time_ms: int
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
@@ -66,8 +74,8 @@ def expected(records: Iterable[Sample]) -> Results:
     counts, lengths = Counter[str](), Counter[str]()
     joined, letters = dict[str, str](), dict[str, dict[str, Any]]()
     descriptions, newest = dict[str, str](), dict[str, str]()
-    spoken: list[tuple[str, str, int]] = []
-    described: list[tuple[str, str, int]] = []
+    spoken: list[_Text] = []
+    described: list[_Text] = []
     for topic, key, value, time_ms in records:
         assert key is not None
         text = None if value is None else value.decode()
@@ -76,7 +84,7 @@ def expected(records: Iterable[Sample]) -> Results:
         elif topic == "alphabet_descriptions":
             _put(descriptions, key, text)
             if text is not None:
-                described.append((key, text, time_ms))
+                described.append(_Text(key, text, time_ms))
         elif text is not None:
             counts[key] += 1
             lengths[str(len(text))] += 1
@@ -85,7 +93,7 @@ def expected(records: Iterable[Sample]) -> Results:
             letter["valueList"] = sorted({*letter["valueList"], text})
             letter["runningCount"] += 1
             newest[key] = text
-            spoken.append((key, text, time_ms))
+            spoken.append(_Text(key, text, time_ms))
             # A join of a stream with a table reads the row that the table has at the time of the
             # stream's record. A later description does not change the result.
             description = descriptions.get(key)
@@ -132,27 +140,30 @@ def _join_tables(
 
 def _join_near(
     results: Results,
-    spoken: list[tuple[str, str, int]],
-    described: list[tuple[str, str, int]],
+    spoken: list[_Text],
+    described: list[_Text],
 ) -> None:
     """Add pairs of words and descriptions at most ten seconds apart, and those without a match."""
-    matched: set[tuple[str, str, int]] = set()
+    matched: set[_Text] = set()
     near = "words_near_description"
     for word in spoken:
         for description in described:
-            if word[0] == description[0] and abs(word[2] - description[2]) <= _NEAR_MS:
+            is_near = abs(word.time_ms - description.time_ms) <= _NEAR_MS
+            if word.letter == description.letter and is_near:
                 matched |= {word, description}
+                pair = _pair(word.text, description.text)
                 for how in ("inner", "left", "outer"):
-                    results.write(f"{near}_{how}", word[0], _pair(word[1], description[1]))
+                    results.write(f"{near}_{how}", word.letter, pair)
     # The last records come a minute later, so every record without a match has waited long enough
     # to be joined with null.
     for word in spoken:
         if word not in matched:
             for how in ("left", "outer"):
-                results.write(f"{near}_{how}", word[0], _pair(word[1], None))
+                results.write(f"{near}_{how}", word.letter, _pair(word.text, None))
     for description in described:
         if description not in matched:
-            results.write(f"{near}_outer", description[0], _pair(None, description[1]))
+            pair = _pair(None, description.text)
+            results.write(f"{near}_outer", description.letter, pair)
 
 
 def _put(table: dict[str, str], key: str, value: str | None) -> None:

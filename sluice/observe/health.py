@@ -116,7 +116,9 @@ def awaited_input(missing: Sequence[str]) -> str:
 
 
 def _topics(names: Sequence[str]) -> str:
-    return f"Topic {names[0]}" if len(names) == 1 else f"The topics {', '.join(names)}"
+    if len(names) == 1:
+        return f"Topic {names[0]}"
+    return f"The topics {', '.join(names)}"
 
 
 def not_started(pipeline: str, since: datetime) -> Failure:

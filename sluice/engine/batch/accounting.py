@@ -27,7 +27,7 @@ from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.plan.planned_operators import edge_column, key_column
 from sluice.sql.arrow_values import mask_of
-from sluice.support.arrays import Integers, Mask
+from sluice.support.arrays import Indices, Integers, Mask
 from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
 
@@ -69,9 +69,7 @@ class PartitionResults:
             return undecided
         # A step such as flat_map turns a record into several rows. These rows follow each other,
         # and may be divided between two batches of rows.
-        first = np.flatnonzero(
-            np.concatenate(([True], outcome.records[1:] != outcome.records[:-1]))
-        )
+        first = _first_rows(outcome.records)
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
@@ -92,7 +90,7 @@ class PartitionResults:
         They contain the place of the row's record, and the row's number among the record's rows.
         """
         offsets = rows.column("_offset").to_numpy()
-        first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
+        first = _first_rows(offsets)
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
         last_offset, count = self.placed.get(sink.topic, (-1, 0))
@@ -119,6 +117,12 @@ class PartitionResults:
         if self._last is not None:
             self.counts[Outcome(self._last[1]).count] += 1
             self._last = None
+
+
+def _first_rows(offsets: Integers) -> Indices:
+    """Return the indices of each record's first row. The rows of a record follow each other."""
+    is_first = np.concatenate(([True], offsets[1:] != offsets[:-1]))
+    return np.flatnonzero(is_first)
 
 
 @dataclass(frozen=True)
