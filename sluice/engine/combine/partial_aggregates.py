@@ -52,8 +52,8 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """True for a store whose value is the value of its only field, rather than an object with this
-    field."""
+    """For each store, whether its values are those of its only field, without an object around
+    them."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:

@@ -40,7 +40,7 @@ class ArrowSteps:
     layers: Layers
     """The columns of each layer. They read the columns of earlier layers."""
     types: Mapping[str, str]
-    """The types of the columns before the layers."""
+    """The types of the columns that exist before the first layer."""
     functions: Mapping[str, Function] = field(default_factory=dict)
     """The author's Python functions, by their names in SQL."""
     schema: pa.Schema | None = None
