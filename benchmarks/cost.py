@@ -1,4 +1,4 @@
-"""What a run costs: the time until its records can be queried, and the CPU time and memory of its processes."""
+"""What a run costs: the time until its records can be queried, and its CPU time and memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ JVM, WORKERS, DRIVER = "JVM", "workers", "driver"
 
 
 class Usage:
-    """The CPU time of a process and its descendants, and their peak memory, sampled while they run."""
+    """The CPU time and peak memory of a process and its descendants, sampled while they run."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
@@ -68,8 +68,9 @@ class Usage:
         return seconds
 
     def sample(self) -> None:
-        """Add a sample. Of processes that have ended, their last sample counts."""
-        memory, with_memory = 0, self._samples % _MEMORY_EVERY == 0
+        """Add a sample. The last sample of a process that has ended still counts."""
+        memory = 0
+        with_memory = self._samples % _MEMORY_EVERY == 0
         self._samples += 1
         with suppress(psutil.Error):
             for process in (self._root, *self._root.children(recursive=True)):
@@ -80,7 +81,8 @@ class Usage:
                     # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's
                     # workers.
                     self._programs[process.pid] = program
-                    memory += process.memory_full_info().pss if with_memory else 0
+                    if with_memory:
+                        memory += process.memory_full_info().pss
         self.peak_gb = max(self.peak_gb, memory / 1e9)
 
     @classmethod
@@ -113,11 +115,11 @@ def run(
     options: Sequence[str] = (),
     command: str = SLUICE,
 ) -> Cost:
-    """Run a pipeline once with `sluice run`, until its newest snapshot includes so many records.
+    """Run a pipeline once with `sluice run`, until its newest snapshot includes `records` records.
 
-    `options` are those of the command, and `command` is the path of `sluice`. Other settings than
-    these keep their defaults, also if the environment contains them. The processes of a cluster are
-    not measured.
+    `options` are options of the command, and `command` is the path of `sluice`. All settings except
+    `variables` have their defaults, even if the environment sets them. The processes of a cluster
+    are not measured.
     """
     own = environment(home, pipelines, kafka) | {**(variables or {})}
     home.mkdir(exist_ok=True)
@@ -143,7 +145,7 @@ def run(
 
 
 def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
-    """The cost of a command until it ends."""
+    """Return the cost of a command until it ends."""
     begun = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -156,10 +158,11 @@ def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
 
 
 def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a `sluice` command whose other settings have their defaults."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
-    }
+    """Return the environment of a `sluice` command whose other settings have their defaults."""
+    inherited: dict[str, str] = {}
+    for name, value in os.environ.items():
+        if not name.startswith("SLUICE_"):
+            inherited[name] = value
     # With this checkout's PYTHONPATH, the `sluice` of another checkout would run this checkout's
     # code.
     inherited.pop("PYTHONPATH", None)
@@ -178,9 +181,8 @@ def _program(process: psutil.Process) -> str:
     command, parent = process.cmdline(), process.parent()
     # The driver forks the daemon that forks the workers, so they have the driver's command line.
     is_forked = parent is not None and parent.cmdline() == command
-    return (
-        WORKERS if is_forked or any("worker_daemon" in argument for argument in command) else DRIVER
-    )
+    is_daemon = any("worker_daemon" in argument for argument in command)
+    return WORKERS if is_forked or is_daemon else DRIVER
 
 
 @contextmanager
@@ -204,5 +206,8 @@ def _ledger(path: Path, process: subprocess.Popen[Any]) -> Ledger:
 
 
 def published(ledger: Ledger, pipeline: str) -> int:
-    """The number of records that the newest snapshot includes."""
-    return sum(sum(partitions.values()) for partitions in ledger.positions(pipeline).values())
+    """Return the number of records that the newest snapshot includes."""
+    records = 0
+    for partitions in ledger.positions(pipeline).values():
+        records += sum(partitions.values())
+    return records

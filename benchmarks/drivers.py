@@ -75,24 +75,23 @@ def many_records() -> None:
 
 
 def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """The seconds and the CPU seconds of this process that something takes."""
+    """Return the seconds and the CPU seconds of this process that some work takes."""
     begin, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - begin, time.process_time() - cpu
 
 
 def in_new_process() -> tuple[float, float]:
-    """The seconds of a new process until it has its first result, and its CPU seconds."""
+    """Return the seconds of a new process until its first result, and its CPU seconds."""
     begin = time.perf_counter()
     command = [sys.executable, __file__, "--child"]
-    cpu = json.loads(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    )
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    cpu = json.loads(done.stdout.splitlines()[-1])
     return time.perf_counter() - begin, cpu
 
 
 def seconds_of_peer(runs: int) -> list[list[float]]:
-    """The seconds of each measurement with Kafka Streams' TopologyTestDriver, `runs` times each."""
+    """Return the seconds of `runs` measurements of each kind with Kafka Streams' test driver."""
     java = find_java().path
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         jars = fetch(java, PEER_JARS, Path(folder, "ivy"), transitive=True).values()
@@ -104,14 +103,9 @@ def seconds_of_peer(runs: int) -> list[list[float]]:
             begin = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             first.append(time.perf_counter() - begin)
-        further = subprocess.run(
-            [*command, str(runs)], check=True, capture_output=True, text=True
-        ).stdout.split()
-    return [
-        first,
-        [float(each) for each in further[:runs]],
-        [float(each) for each in further[runs:]],
-    ]
+        done = subprocess.run([*command, str(runs)], check=True, capture_output=True, text=True)
+    further = [float(seconds) for seconds in done.stdout.split()]
+    return [first, further[:runs], further[runs:]]
 
 
 def main(
@@ -125,22 +119,24 @@ def main(
         print(time.process_time())
         return
     first_result()
-    peers = seconds_of_peer(runs) if peer else [[], [], []]
-    table = Table("", "seconds", "CPU s", *(["Kafka Streams s", "ratio"] if peer else []))
+    table = Table("", "seconds", "CPU s")
+    peers: list[list[float]] = [[], [], []]
+    if peer:
+        peers = seconds_of_peer(runs)
+        table.add_column("Kafka Streams s")
+        table.add_column("ratio")
     measures: list[tuple[str, Callable[[], tuple[float, float]]]] = [
         ("first result of a new process", in_new_process),
         ("further driver with one record", lambda: timed(first_result)),
         (f"{RECORDS:,} records", lambda: timed(many_records)),
     ]
     for (name, measure), of_peer in zip(measures, peers, strict=True):
-        seconds, cpu = zip(*(measure() for _ in range(runs)), strict=True)
+        seconds, cpu = zip(*[measure() for _ in range(runs)], strict=True)
         median = statistics.median(seconds)
         row = [name, f"{median:.3f}", f"{statistics.median(cpu):.3f}"]
         if of_peer:
-            row += [
-                f"{statistics.median(of_peer):.3f}",
-                f"{median / statistics.median(of_peer):.2f}",
-            ]
+            median_of_peer = statistics.median(of_peer)
+            row += [f"{median_of_peer:.3f}", f"{median / median_of_peer:.2f}"]
         table.add_row(*row)
     Console().print(table)
 

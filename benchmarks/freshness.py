@@ -52,10 +52,9 @@ def main(
         with LocalPlatform(home, pipelines=pipelines) as platform:
             platform.start(lambda: create_topics_of(platform))
             with platform.as_user() as airflow:
-                results = {
-                    name: measure(platform, airflow, name, bursts, pause)
-                    for name in ("lingering", "idle")
-                }
+                results: dict[str, list[float]] = {}
+                for name in ("lingering", "idle"):
+                    results[name] = measure(platform, airflow, name, bursts, pause)
     Console().print(table(results))
 
 
@@ -66,7 +65,7 @@ def create_topics_of(platform: LocalPlatform) -> None:
 def measure(
     platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float
 ) -> list[float]:
-    """Seconds from the first record of each burst to its answer.
+    """Return the seconds from the first record of each burst to its answer.
 
     The first burst, which also warms up, is left out.
     """
@@ -102,13 +101,19 @@ def wait_until_idle(platform: LocalPlatform, airflow: Airflow, name: str) -> Non
 
 
 def table(results: dict[str, list[float]]) -> Table:
-    shown = Table(
-        "pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "max s", box=None
-    )
+    columns = ("pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "max s")
+    shown = Table(*columns, box=None)
     for name, seconds in results.items():
+        p50 = statistics.median(seconds)
         p95 = statistics.quantiles(seconds, n=20, method="inclusive")[-1]
-        figures = (min(seconds), statistics.median(seconds), p95, max(seconds))
-        shown.add_row(name, str(len(seconds)), *(f"{figure:.1f}" for figure in figures))
+        shown.add_row(
+            name,
+            str(len(seconds)),
+            f"{min(seconds):.1f}",
+            f"{p50:.1f}",
+            f"{p95:.1f}",
+            f"{max(seconds):.1f}",
+        )
     return shown
 
 

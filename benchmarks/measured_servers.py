@@ -1,4 +1,4 @@
-"""The measured servers: two state servers, Airflow's API server, and two instances of the Kafka Streams program."""
+"""The measured servers: state servers, Airflow's API server, and the Kafka Streams program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ REMOTE_KEY = "a key of the other server"
 EVERYTHING = "all 1,000 keys from both servers"
 THROUGH_AIRFLOW = "a key through Airflow, logged in"
 OPEN = "an empty open route in Airflow"
-THEIR_OWN_KEY, THEIR_REMOTE_KEY, THEIR_EVERYTHING = (
-    f"Kafka Streams: {case}" for case in (OWN_KEY, REMOTE_KEY, EVERYTHING)
-)
+THEIR_OWN_KEY = f"Kafka Streams: {OWN_KEY}"
+THEIR_REMOTE_KEY = f"Kafka Streams: {REMOTE_KEY}"
+THEIR_EVERYTHING = f"Kafka Streams: {EVERYTHING}"
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = [f"store_{number}" for number in range(1_000)]
@@ -46,7 +46,7 @@ _LOOKS = 20_000
 # The orders are from 2022. By default, the broker would delete the changelogs of their windows
 # within minutes.
 _KEEP = "windowstore.changelog.additional.retention.ms=315360000000"
-OPEN_ROUTE = '''"""A plugin with an empty route without a log-in, to measure the limit of Airflow's API server."""
+OPEN_ROUTE = '''"""An empty route without a log-in, to measure the limit of Airflow's API server."""
 
 from airflow.plugins_manager import AirflowPlugin
 from fastapi import FastAPI
@@ -67,31 +67,23 @@ class Open(AirflowPlugin):
 
 @contextmanager
 def state_servers(home: Path) -> Iterator[list[Case]]:
-    """Two state servers with one worker each, and with a process for each core."""
+    """Start two state servers with one worker each, and with a process for each core."""
     ledger = ledger_url(f"sqlite:///{home}")
     _publish_orders(home)
     with ExitStack() as stack:
-        servers = []
+        variables = environment(home, home / "shards", ledger)
+        ports: list[int] = []
+        pids: list[int] = []
         for number in range(2):
-            options = (
-                "--workers",
-                str(number),
-                "--pipeline",
-                "orders",
-                "--rest",
-                "--processes",
-                str(os.cpu_count()),
-            )
-            servers.append(
-                stack.enter_context(
-                    ServerProcess(environment(home, home / "shards", ledger), *options)
-                )
-            )
-        address = f"http://127.0.0.1:{servers[0].port}"
-        pids = [process.pid for server in servers for process in _group(server.process.pid)]
-        shares = [
-            [f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)
-        ]
+            options = ["--workers", str(number), "--pipeline", "orders", "--rest"]
+            options += ["--processes", str(os.cpu_count())]
+            server = stack.enter_context(ServerProcess(variables, *options))
+            ports.append(server.port)
+            pids += _group(server.process.pid)
+        address = f"http://127.0.0.1:{ports[0]}"
+        shares: list[list[str]] = [[], []]
+        for key in KEYS:
+            shares[owner(key, 2)].append(f"{COUNT}?location_id={key}")
         authorization = f"Bearer {TOKEN}"
         yield [
             Case(OWN_KEY, address, shares[0], authorization, pids),
@@ -102,29 +94,26 @@ def state_servers(home: Path) -> Iterator[list[Case]]:
 
 @contextmanager
 def state_server_with_keys(home: Path, count: int) -> Iterator[Case]:
-    """A state server with one worker that has `count` keys. Random keys are queried."""
+    """Start a state server with one worker that has `count` keys. Random keys are queried."""
     home.mkdir()
     states = orders_states(f"sqlite:///{home}", workers=1)
     for start in range(0, count, _AT_ONCE):
-        keys = (f"key_{number:09}" for number in range(start, min(start + _AT_ONCE, count)))
-        states.publish(
-            totals("general", {key: (number, "12.50") for number, key in enumerate(keys)})
-        )
+        values: dict[str, tuple[int, str]] = {}
+        for number in range(start, min(start + _AT_ONCE, count)):
+            values[f"key_{number:09}"] = number - start, "12.50"
+        states.publish(totals("general", values))
     chance = random.Random(7)
     paths = [f"{COUNT}?location_id=key_{chance.randrange(count):09}" for _ in range(_LOOKS)]
     variables = environment(home, home, ledger_url(f"sqlite:///{home}"))
     with ServerProcess(variables, "--workers", "0", "--pipeline", "orders", "--rest") as server:
-        address = f"http://127.0.0.1:{server.port}"
-        yield Case(
-            f"a key among {count:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid]
-        )
+        name, address = f"a key among {count:,}", f"http://127.0.0.1:{server.port}"
+        yield Case(name, address, paths, f"Bearer {TOKEN}", [server.process.pid])
 
 
 def _publish_orders(home: Path) -> States:
     states = orders_states(f"sqlite:///{home}", workers=2)
-    states.publish(
-        list(totals("general", {key: (number, "12.50") for number, key in enumerate(KEYS)}))
-    )
+    values = {key: (number, "12.50") for number, key in enumerate(KEYS)}
+    states.publish(list(totals("general", values)))
     for number in range(2):
         target = home / "shards" / Path(states.location(number)).relative_to(f"sqlite:{home}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +123,7 @@ def _publish_orders(home: Path) -> States:
 
 @contextmanager
 def airflow(home: Path) -> Iterator[list[Case]]:
-    """Airflow's API server with the plugin, and with an open route for comparison."""
+    """Start Airflow's API server with the plugin, and with an open route for comparison."""
     folder = home / "alone"
     folder.mkdir()
     _publish_orders(folder)
@@ -147,7 +136,9 @@ def airflow(home: Path) -> Iterator[list[Case]]:
     )
     with server:
         authorization = f"Bearer {server.token()}"
-        pids = [process.pid for parent in server.pids for process in _group(parent)]
+        pids: list[int] = []
+        for parent in server.pids:
+            pids += _group(parent)
         paths = [f"{COUNT}?location_id={key}" for key in KEYS]
         yield [
             Case(OPEN, server.url, ["/open/"], "", pids),
@@ -155,14 +146,15 @@ def airflow(home: Path) -> Iterator[list[Case]]:
         ]
 
 
-def _group(pid: int) -> list[psutil.Process]:
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
+def _group(pid: int) -> list[int]:
+    """Return the ids of a process and its descendants."""
+    descendants = psutil.Process(pid).children(recursive=True)
+    return [pid, *[process.pid for process in descendants]]
 
 
 @contextmanager
 def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]]:
-    """Two instances of the Kafka Streams program, which have read orders of a thousand keys."""
+    """Start two instances of the Kafka Streams program, and let them read a thousand keys."""
     copy = home / "peer"
     shutil.copytree(program, copy)
     with ExitStack() as stack:
@@ -171,9 +163,14 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
             {"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0
         )
         variables = os.environ | {
-            "APP_ID": "peer", "TOPIC": "orders", "STORES_TOPIC": "stores", "BOOTSTRAP": kafka.bootstrap,
-            "ORDERS": str(orders), "BENCH_LOCK": str(home / "lock"), "STREAMS_CONF": _KEEP,
-        }  # fmt: skip
+            "APP_ID": "peer",
+            "TOPIC": "orders",
+            "STORES_TOPIC": "stores",
+            "BOOTSTRAP": kafka.bootstrap,
+            "ORDERS": str(orders),
+            "BENCH_LOCK": str(home / "lock"),
+            "STREAMS_CONF": _KEEP,
+        }
         # Build the program and let it read everything once, so that both instances start from its
         # changelogs.
         run = subprocess.run(
@@ -192,9 +189,10 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
         pids = [stack.enter_context(_instance(copy, variables, port)) for port in ports]
         for port in ports:
             _wait(port, orders)
-        shares = [
-            [f"{THEIR_COUNT}/{key}" for key in _get(port, f"/local{THEIR_COUNT}")] for port in ports
-        ]
+        shares: list[list[str]] = []
+        for port in ports:
+            keys = _get(port, f"/local{THEIR_COUNT}")
+            shares.append([f"{THEIR_COUNT}/{key}" for key in keys])
         address = f"http://localhost:{ports[0]}"
         yield [
             Case(THEIR_OWN_KEY, address, shares[0], "", pids),
@@ -207,9 +205,14 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
 def _instance(folder: Path, variables: dict[str, str], port: int) -> Iterator[int]:
     """Start an instance with the program's own command, and yield its process id."""
     command = [
-        "java", "-Xmx2g", "-Dsun.net.httpserver.nodelay=true", "-Dsun.net.httpserver.maxIdleConnections=512",
-        "-cp", f"{folder}/target/kstreams-orders-1.jar:{folder}/target/lib/*", "lab.App",
-    ]  # fmt: skip
+        "java",
+        "-Xmx2g",
+        "-Dsun.net.httpserver.nodelay=true",
+        "-Dsun.net.httpserver.maxIdleConnections=512",
+        "-cp",
+        f"{folder}/target/kstreams-orders-1.jar:{folder}/target/lib/*",
+        "lab.App",
+    ]
     own = {"PORT": str(port), "STATE_DIR": str(folder / "state" / str(port)), "BENCH": "0"}
     with (folder / f"{port}.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=variables | own, stdout=log, stderr=log)
@@ -221,19 +224,14 @@ def _instance(folder: Path, variables: dict[str, str], port: int) -> Iterator[in
 
 
 def _wait(port: int, orders: int) -> None:
-    """Wait until an instance returns the count of all orders, including those of the other instance."""
+    """Wait until an instance counts all orders, including those of the other instance."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
-        try:
-            if (
-                sum(
-                    sum(_get(port, f"/count/{kind}").values()) for kind in ("general", "restaurant")
-                )
-                >= orders
-            ):
+        # An instance that is starting or moving its tasks does not answer.
+        with suppress(OSError, ValueError):
+            general, restaurant = _get(port, "/count/general"), _get(port, "/count/restaurant")
+            if sum(general.values()) + sum(restaurant.values()) >= orders:
                 return
-        except (OSError, ValueError):
-            pass  # the instance is starting or moving its tasks
         time.sleep(0.5)
     raise SystemExit(f"The Kafka Streams instance on port {port} did not count {orders:,} orders.")
 

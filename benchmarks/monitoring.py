@@ -44,7 +44,8 @@ class Sale(Struct):
     amount: int
 
 pipeline = Pipeline("{name}", workers=2)
-pipeline.stream("{name}", value=Sale).group_by("shop").aggregate(store="{name}_totals", sales="count(*)")
+sales = pipeline.stream("{name}", value=Sale)
+sales.group_by("shop").aggregate(store="{name}_totals", sales="count(*)")
 """
 # Imports come first, because every parse of a DAG file has them, whatever the file says.
 PARSE = """
@@ -69,7 +70,7 @@ class Looked:
 
 
 def fill(database: str, names: list[str], batches: int) -> Ledger:
-    """A ledger in which every pipeline has published batches in the last hour."""
+    """Return a ledger in which every pipeline has published batches in the last hour."""
     begun = datetime.now(UTC) - timedelta(hours=1)
     for name in names:
         states = States(database, pipeline=name, ledger_at=f"{database}/ledger.sqlite")
@@ -105,7 +106,7 @@ def look(name: str, ledger: Ledger, ask: Callable[[], Any]) -> Looked:
 
 
 def parse(name: str, folder: Path, home: Path) -> Looked:
-    """Parse the DAG file in a process of its own, as Airflow's DAG processor does, without the imports."""
+    """Parse the DAG file in a new process, as Airflow does, and measure it without the imports."""
     environment = os.environ | {
         "AIRFLOW_HOME": str(home / "airflow"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -123,9 +124,8 @@ def parse(name: str, folder: Path, home: Path) -> Looked:
     all_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     _, own_s = done.stdout.split()[-2:]
     # The first parse imports the pipelines' files in other processes.
-    return Looked(
-        f"{name} (and imports, other processes: {all_s - float(own_s):.1f} s)", float(own_s)
-    )
+    others_s = all_s - float(own_s)
+    return Looked(f"{name} (and imports, other processes: {others_s:.1f} s)", float(own_s))
 
 
 def measure(pipelines: int, batches: int, kafka: EmbeddedKafka, folder: Path) -> list[Looked]:
@@ -142,7 +142,8 @@ def measure(pipelines: int, batches: int, kafka: EmbeddedKafka, folder: Path) ->
     looked.append(look("/metrics", ledger, lambda: host.get("/metrics")))
     host.stop()
     provide_database(folder / "airflow" / "airflow.db")
-    looked += [parse(name, files, folder) for name in ("first parse", "next parse")]
+    looked.append(parse("first parse", files, folder))
+    looked.append(parse("next parse", files, folder))
     return looked
 
 
@@ -163,9 +164,9 @@ def main(
         settings.cache_clear()
         table = Table("", "pipelines", "CPU s", "statements", box=None)
         for number in (1, pipelines):
-            for each in measure(number, batches, kafka, Path(name) / str(number)):
-                statements = "" if each.statements is None else str(each.statements)
-                table.add_row(each.name, str(number), f"{each.cpu_s:.3f}", statements)
+            for looked in measure(number, batches, kafka, Path(name) / str(number)):
+                statements = "" if looked.statements is None else str(looked.statements)
+                table.add_row(looked.name, str(number), f"{looked.cpu_s:.3f}", statements)
         Console().print(table)
 
 

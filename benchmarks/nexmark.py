@@ -1,4 +1,4 @@
-"""Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5] [--peer FOLDER]`.
+"""Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5] [--peer PATH]`.
 
 A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot
 with every event of the topics that the query reads. Seconds include the start of Spark; with it, a
@@ -6,7 +6,7 @@ run of few events takes as long. `tests/acceptance/nexmark` has the queries and 
 results with plain Python.
 
 With `--peer`, the same query in Flink SQL follows on the same topics, from the start of its process
-until its last transaction is committed. FOLDER has a virtual environment `venv` with
+until its last transaction is committed. The folder PATH has a virtual environment `venv` with
 `apache-flink`, and the jar of Flink's Kafka connector, `flink-sql-connector-kafka-*.jar`, in
 `jars`.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -67,39 +67,40 @@ def main(
             for name in queries or QUERIES:
                 pipeline = QUERIES[name](f"nexmark_{name}")
                 records = sum(produced[topic] for topic in pipeline.topics)
-                costs = {"Sluice": cost.run(
+                python_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+                own_cost = cost.run(
                     pipeline.name,
                     home=home / name,
                     pipelines=pipelines,
                     kafka={"bootstrap.servers": kafka.bootstrap},
                     records=records,
-                    variables={"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-                )}  # fmt: skip
+                    variables={"PYTHONPATH": python_path},
+                )
+                costs = {"Sluice": own_cost}
                 if peer is not None and name in nexmark_flink.QUERIES:
                     costs["Flink"] = of_flink(name, peer, kafka, home / f"flink_{name}")
                 for program, figures in costs.items():
-                    parts = {
-                        part: round(seconds, 1) for part, seconds in figures.cpu_by_program.items()
-                    }
-                    console.print(
-                        name,
-                        program,
-                        f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s",
-                        parts or "",
-                    )
+                    cpu_by_program: dict[str, float] = {}
+                    for process, seconds in figures.cpu_by_program.items():
+                        cpu_by_program[process] = round(seconds, 1)
+                    times = f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s"
+                    console.print(name, program, times, cpu_by_program or "")
                 rows.append(_row(name, records, costs))
             print("\n".join((*_HEAD, *rows)))
 
 
 _HEAD = (
-    "| query | records/s | Sluice s | Flink s | ratio | Sluice CPU s | Flink CPU s | ratio of CPU | Sluice GB "
-    "| Flink GB |",
+    "| query | records/s | Sluice s | Flink s | ratio | Sluice CPU s | Flink CPU s | ratio of CPU "
+    "| Sluice GB | Flink GB |",
     f"| {' | '.join(['---'] * 10)} |",
 )
 
 
 def _row(name: str, records: int, costs: Mapping[str, cost.Cost]) -> str:
-    """A query's row of the table in docs/benchmarks.md, without figures of Flink if it has not run the query."""
+    """Return a query's row of the table in docs/benchmarks.md.
+
+    If Flink has not run the query, its figures are missing.
+    """
     title = (QUERIES[name].__doc__ or "").strip().rstrip(".")
     sluice, flink = costs["Sluice"], costs.get("Flink")
     wall = [f"{sluice.wall_s:.1f}", "", ""]
@@ -120,27 +121,18 @@ def _row(name: str, records: int, costs: Mapping[str, cost.Cost]) -> str:
 
 
 def of_flink(query: str, peer: Path, kafka: EmbeddedKafka, folder: Path) -> cost.Cost:
-    """The cost of a query in Flink SQL, whose state and checkpoints are in a folder."""
+    """Return the cost of a query in Flink SQL, with state and checkpoints in `folder`."""
     folder.mkdir()
     kafka.create_topics({f"flink_{query}": 2})
     connector = next((peer / "jars").glob("flink-sql-connector-kafka-*.jar")).absolute()
     program = [str(peer / "venv/bin/python"), str(ROOT / "benchmarks/nexmark_flink.py"), query]
-    options = [
-        "--bootstrap",
-        kafka.bootstrap,
-        "--connector",
-        str(connector),
-        "--state",
-        str(folder),
-    ]
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    return cost.of_command(
-        *program, *options, environment=own | {"JVM_ARGS": "-Xmx2g", "FLINK_LOG_DIR": str(folder)}
-    )
+    program += ["--bootstrap", kafka.bootstrap]
+    program += ["--connector", str(connector)]
+    program += ["--state", str(folder)]
+    variables = {**os.environ, "JVM_ARGS": "-Xmx2g", "FLINK_LOG_DIR": str(folder)}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        variables.pop(name, None)
+    return cost.of_command(*program, environment=variables)
 
 
 def produce_events(bootstrap: str, count: int) -> Counter[str]:
@@ -151,9 +143,15 @@ def produce_events(bootstrap: str, count: int) -> Counter[str]:
     config = {"bootstrap.servers": bootstrap}
     produce(config, "side_input", ((str(key), side_input(key).encode(), 0) for key in range(10)))
     for topic in ("persons", "auctions", "bids"):
-        of_topic = (event for event in events(count) if topic_of(event) == topic)
-        produce(config, topic, ((None, msgspec.json.encode(event), event.at) for event in of_topic))
+        produce(config, topic, _records_of(topic, count))
     return Counter(map(topic_of, events(count))) + Counter(side_input=10)
+
+
+def _records_of(topic: str, count: int) -> Iterator[tuple[None, bytes, int]]:
+    """Yield the records of a topic among the first `count` events."""
+    for event in events(count):
+        if topic_of(event) == topic:
+            yield None, msgspec.json.encode(event), event.at
 
 
 if __name__ == "__main__":

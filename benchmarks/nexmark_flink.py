@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import argparse
 
+_BID = (
+    "auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, extra STRING, "
+    "`at` BIGINT"
+)
 SOURCES = {
     "persons": "id BIGINT, name STRING, city STRING, state STRING, `at` BIGINT",
     "auctions": (
-        "id BIGINT, item STRING, initial_bid BIGINT, seller BIGINT, category BIGINT, `at` BIGINT, expires BIGINT"
+        "id BIGINT, item STRING, initial_bid BIGINT, seller BIGINT, category BIGINT, `at` BIGINT, "
+        "expires BIGINT"
     ),
-    "bids": "auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, extra STRING, `at` BIGINT",
+    "bids": _BID,
 }
 """Topic → its columns. As in the queries for Sluice, each stream's time is that of its records,
 without grace."""
@@ -30,7 +35,7 @@ _COUNTS = (
 _RANKED = "SELECT *, row_number() OVER (PARTITION BY {by} ORDER BY {order} DESC) AS place FROM bids"
 QUERIES = {
     "q0": (
-        "auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, extra STRING, `at` BIGINT",
+        _BID,
         "SELECT auction, bidder, price, channel, url, extra, `at` FROM bids",
     ),
     "q1": (
@@ -50,48 +55,57 @@ QUERIES = {
         "auction BIGINT, bids BIGINT, start_time TIMESTAMP(3)",
         "SELECT counts.auction, counts.bids, counts.window_start "
         f"FROM ({_COUNTS}) AS counts JOIN ("
-        f"SELECT max(bids) AS bids, window_start, window_end FROM ({_COUNTS}) GROUP BY window_start, window_end"
-        ") AS most ON counts.window_start = most.window_start AND counts.window_end = most.window_end "
-        "AND counts.bids = most.bids",
+        f"SELECT max(bids) AS bids, window_start, window_end FROM ({_COUNTS}) "
+        "GROUP BY window_start, window_end) AS most "
+        "ON counts.window_start = most.window_start "
+        "AND counts.window_end = most.window_end AND counts.bids = most.bids",
     ),
     "q7": (
         "auction BIGINT, bidder BIGINT, price BIGINT, `at` BIGINT",
         "SELECT bid.auction, bid.bidder, bid.price, bid.`at` "
         f"FROM (SELECT * FROM TABLE({_OF_BIDS})) AS bid JOIN ("
-        f"SELECT max(price) AS price, window_start, window_end FROM TABLE({_OF_BIDS}) GROUP BY window_start, window_end"
-        ") AS most ON bid.window_start = most.window_start AND bid.window_end = most.window_end "
+        f"SELECT max(price) AS price, window_start, window_end FROM TABLE({_OF_BIDS}) "
+        "GROUP BY window_start, window_end) AS most "
+        "ON bid.window_start = most.window_start AND bid.window_end = most.window_end "
         "AND bid.price = most.price",
     ),
     "q8": (
         "id BIGINT, name STRING, start_time TIMESTAMP(3), auction BIGINT",
         "SELECT person.id, person.name, person.window_start, auction.id "
-        f"FROM (SELECT * FROM TABLE(TUMBLE(TABLE persons, DESCRIPTOR(event_time), {_TEN_SECONDS}))) AS person "
-        f"JOIN (SELECT * FROM TABLE(TUMBLE(TABLE auctions, DESCRIPTOR(event_time), {_TEN_SECONDS}))) AS auction "
+        "FROM (SELECT * FROM TABLE("
+        f"TUMBLE(TABLE persons, DESCRIPTOR(event_time), {_TEN_SECONDS}))) AS person "
+        "JOIN (SELECT * FROM TABLE("
+        f"TUMBLE(TABLE auctions, DESCRIPTOR(event_time), {_TEN_SECONDS}))) AS auction "
         "ON person.id = auction.seller "
         "AND person.window_start = auction.window_start AND person.window_end = auction.window_end",
     ),
     "q11": (
         "bidder BIGINT, bids BIGINT, start_time TIMESTAMP(3)",
-        "SELECT bidder, count(*), window_start "
-        f"FROM TABLE(SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(event_time), {_TEN_SECONDS})) "
+        "SELECT bidder, count(*), window_start FROM TABLE("
+        f"SESSION(TABLE bids PARTITION BY bidder, DESCRIPTOR(event_time), {_TEN_SECONDS})) "
         "GROUP BY bidder, window_start, window_end",
     ),
     "q18": (
-        "auction BIGINT, bidder BIGINT, price BIGINT, `at` BIGINT, PRIMARY KEY (bidder, auction) NOT ENFORCED",
+        "auction BIGINT, bidder BIGINT, price BIGINT, `at` BIGINT, "
+        "PRIMARY KEY (bidder, auction) NOT ENFORCED",
         "SELECT auction, bidder, price, `at` "
         f"FROM ({_RANKED.format(by='bidder, auction', order='event_time')}) WHERE place = 1",
     ),
     "q19": (
-        "auction BIGINT, place BIGINT, bidder BIGINT, price BIGINT, PRIMARY KEY (auction, place) NOT ENFORCED",
-        f"SELECT auction, place, bidder, price FROM ({_RANKED.format(by='auction', order='price')}) WHERE place <= 10",
+        "auction BIGINT, place BIGINT, bidder BIGINT, price BIGINT, "
+        "PRIMARY KEY (auction, place) NOT ENFORCED",
+        "SELECT auction, place, bidder, price "
+        f"FROM ({_RANKED.format(by='auction', order='price')}) WHERE place <= 10",
     ),
     "q20": (
         "auction BIGINT, price BIGINT, item STRING",
-        "SELECT auction, price, item FROM bids JOIN auctions ON auction = auctions.id WHERE category = 10",
+        "SELECT auction, price, item FROM bids JOIN auctions ON auction = auctions.id "
+        "WHERE category = 10",
     ),
     "q22": (
         "auction BIGINT, dir1 STRING, dir2 STRING, dir3 STRING",
-        "SELECT auction, split_index(url, '/', 3), split_index(url, '/', 4), split_index(url, '/', 5) FROM bids",
+        "SELECT auction, split_index(url, '/', 3), split_index(url, '/', 4), "
+        "split_index(url, '/', 5) FROM bids",
     ),
 }
 """Query → the columns of its results, and its SQL. A primary key makes the results changes of a
@@ -118,7 +132,10 @@ def main() -> None:
 
 
 def settings(connector: str, state: str) -> dict[str, str]:
-    """Two threads, as Sluice has two workers; state on disk; a checkpoint, which commits, every five seconds."""
+    """Return Flink's settings: two threads, as Sluice has two workers, and state on disk.
+
+    Flink commits with a checkpoint, every five seconds.
+    """
     return {
         "pipeline.jars": f"file://{connector}",
         "pipeline.object-reuse": "true",
@@ -140,21 +157,23 @@ def settings(connector: str, state: str) -> dict[str, str]:
 
 
 def source(topic: str, columns: str, bootstrap: str) -> str:
-    """SQL that declares a topic as a stream, up to its present end."""
+    """Return SQL that declares a topic as a stream, up to its present end."""
     return f"""CREATE TABLE {topic} (
         {columns}, event_time AS TO_TIMESTAMP_LTZ(`at`, 3), WATERMARK FOR event_time AS event_time
     ) WITH (
-        'connector' = 'kafka', 'topic' = '{topic}', 'properties.bootstrap.servers' = '{bootstrap}', 'format' = 'json',
+        'connector' = 'kafka', 'topic' = '{topic}', 'format' = 'json',
+        'properties.bootstrap.servers' = '{bootstrap}',
         'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset')"""
 
 
 def sink(topic: str, columns: str, bootstrap: str) -> str:
-    """SQL that declares the topic of the results, written in transactions."""
+    """Return SQL that declares the topic of the results, written in transactions."""
     connector = "'kafka', 'format' = 'json'"
     if "PRIMARY KEY" in columns:
         connector = "'upsert-kafka', 'key.format' = 'json', 'value.format' = 'json'"
     return f"""CREATE TABLE results ({columns}) WITH (
-        'connector' = {connector}, 'topic' = '{topic}', 'properties.bootstrap.servers' = '{bootstrap}',
+        'connector' = {connector}, 'topic' = '{topic}',
+        'properties.bootstrap.servers' = '{bootstrap}',
         'sink.delivery-guarantee' = 'exactly-once', 'sink.transactional-id-prefix' = '{topic}',
         'properties.transaction.timeout.ms' = '600000', 'properties.compression.type' = 'lz4',
         'properties.linger.ms' = '50', 'properties.batch.size' = '1000000')"""

@@ -1,4 +1,4 @@
-"""Times each kind of operator with a real broker: `operators.py [--records N] [--keys N] [--kind NAME]`.
+"""Times each kind of operator with a real broker: `operators.py [--records N] [--kind NAME]`.
 
 A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot
 with every record. With `--peer`, the same operator in Kafka Streams (exactly-once, two threads)
@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -70,12 +70,26 @@ _GROUPED = f"{_CLICKS}.group_by_key()"
 _TABLES = 'pipeline.table("left", value=Click).join(pipeline.table("right", value=Click)'
 KINDS = {
     "count": f'{_GROUPED}.count(store="clicks_count")',
-    "function": f'{_GROUPED}.aggregate(int, lambda count, click: count + 1, store="clicks_function", returns=int)',
-    "process": f'{_CLICKS}.process(Counting, stores={{"count": int}}, returns=int).output.to("hundreds")',
-    "session": f'{_GROUPED}.windowed_by(session("10 seconds", grace="10 seconds")).count(store="clicks_session")',
-    "sliding": f'{_GROUPED}.windowed_by(sliding("10 seconds", grace="10 seconds")).count(store="clicks_sliding")',
+    "function": (
+        f"{_GROUPED}.aggregate(\n"
+        '    int, lambda count, click: count + 1, store="clicks_function", returns=int\n'
+        ")"
+    ),
+    "process": (
+        f'counting = {_CLICKS}.process(Counting, stores={{"count": int}}, returns=int)\n'
+        'counting.output.to("hundreds")'
+    ),
+    "session": (
+        'window = session("10 seconds", grace="10 seconds")\n'
+        f'{_GROUPED}.windowed_by(window).count(store="clicks_session")'
+    ),
+    "sliding": (
+        'window = sliding("10 seconds", grace="10 seconds")\n'
+        f'{_GROUPED}.windowed_by(window).count(store="clicks_sliding")'
+    ),
     "suppress": (
-        f'closed = {_GROUPED}.windowed_by(tumbling("10 seconds", grace="2 seconds")).count(store="clicks_closed")\n'
+        'window = tumbling("10 seconds", grace="2 seconds")\n'
+        f'closed = {_GROUPED}.windowed_by(window).count(store="clicks_closed")\n'
         'closed.suppress_until_window_closes().to("closed")'
     ),
     "join": (
@@ -105,38 +119,31 @@ def main(
     ] = None,
 ) -> None:
     """Run the programs in turn, and print their costs and ratios."""
-    if unknown := {*(kinds or ())} - {*KINDS}:
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind"
-        )
+    require_known(kinds or ())
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
         program = build_peer(peer, home) if peer else None
         with EmbeddedKafka(home / "kafka", quick=False) as kafka:
             kafka.create_topics(TOPICS)
             with console.status(f"producing {records:,} records"):
+                config = {"bootstrap.servers": kafka.bootstrap}
                 chance = random.Random(7)
-                for topic, count in {
-                    "clicks": records,
-                    "left": records // 2,
-                    "right": records // 2,
-                }.items():
-                    produce(
-                        {"bootstrap.servers": kafka.bootstrap}, topic, clicks(count, keys, chance)
-                    )
+                produce(config, "clicks", clicks(records, keys, chance))
+                produce(config, "left", clicks(records // 2, keys, chance))
+                produce(config, "right", clicks(records // 2, keys, chance))
             with console.status("warming up the broker"):
                 # Whichever program reads from a fresh broker first takes a second longer.
                 _sluice("join", "warm_up", home, kafka, records, cost.SLUICE)
             table = Table("operator", "program", "s", "CPU s", "peak GB", "ratio s", "ratio CPU")
             for kind in kinds or KINDS:
                 for number in range(runs):
-                    costs = {
-                        "Sluice": _sluice(kind, f"now_{number}", home, kafka, records, cost.SLUICE)
-                    }
+                    costs: dict[str, Cost] = {}
+                    name = f"now_{number}"
+                    costs["Sluice"] = _sluice(kind, name, home, kafka, records, cost.SLUICE)
                     if before:
-                        command = str((before / ".venv/bin/sluice").absolute())
+                        name, command = f"before_{number}", before / ".venv/bin/sluice"
                         costs["before"] = _sluice(
-                            kind, f"before_{number}", home, kafka, records, command
+                            kind, name, home, kafka, records, str(command.absolute())
                         )
                     if program:
                         costs["Kafka Streams"] = _kafka_streams(kind, program, kafka, home, number)
@@ -144,13 +151,24 @@ def main(
             Console().print(table)
 
 
+def require_known(kinds: Collection[str]) -> None:
+    """Raise BadParameter for kinds of operators that do not exist."""
+    unknown = {*kinds} - {*KINDS}
+    if unknown:
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind"
+        )
+
+
 def _add_rows(table: Table, kind: str, costs: Mapping[str, Cost]) -> None:
     own = costs["Sluice"]
     for program, cost_of in costs.items():
         ratios = (f"{own.wall_s / cost_of.wall_s:.2f}", f"{own.cpu_s / cost_of.cpu_s:.2f}")
         figures = f"{cost_of.wall_s:.1f}", f"{cost_of.cpu_s:.1f}", f"{cost_of.peak_gb:.2f}"
-        table.add_row(kind, program, *figures, *(ratios if cost_of is not own else ("", "")))
         console.print(kind, program, *figures, *ratios)
+        if cost_of is own:
+            ratios = "", ""
+        table.add_row(kind, program, *figures, *ratios)
 
 
 def _sluice(
@@ -190,12 +208,15 @@ def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, n
 
 
 def clicks(count: int, keys: int, chance: random.Random) -> Iterator[tuple[str, bytes, int]]:
-    """Records with random keys, one per millisecond of event time.
+    """Yield records with random keys, one per millisecond of event time.
 
     A tenth is up to two seconds out of order.
     """
     for number in range(count):
-        timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)
+        timestamp = START_MS + number
+        delay = chance.randrange(2_000)
+        if chance.random() < 0.1:
+            timestamp -= delay
         yield f"key-{chance.randrange(keys)}", b'{"number":%d}' % number, timestamp
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -90,10 +91,9 @@ def _pair(
 ) -> dict[str, Cost]:
     pair = {}
     if at_least_once:
-        with console.status("Sluice, at least once"):
-            pair["Sluice, at least once"] = _sluice(
-                home / "sluice", kafka, records, "at_least_once"
-            )
+        name = "Sluice, at least once"
+        with console.status(name):
+            pair[name] = _sluice(home / "sluice", kafka, records, "at_least_once")
     with console.status("Sluice"):
         pair["Sluice"] = _sluice(home / "sluice", kafka, records)
     if rival is not None:
@@ -119,10 +119,11 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exa
 def _renew_outputs(config: Mapping[str, str]) -> None:
     admin = AdminClient(dict(config))
     existing = admin.list_topics(timeout=10).topics
-    for future in admin.delete_topics(
-        [topic for topic in MADE if topic in existing] or ["none"]
-    ).values():
-        future.exception(30)
+    topics = [topic for topic in MADE if topic in existing]
+    # The client refuses an empty list of topics.
+    if topics:
+        for future in admin.delete_topics(topics).values():
+            future.exception(30)
     while MADE[-1] in admin.list_topics(timeout=10).topics:
         time.sleep(0.1)
     create_order_topics(config)
@@ -132,11 +133,10 @@ def build_peer(peer: Path, home: Path) -> Path:
     """Build the peer in a copy of its folder, which can be written to."""
     copy = home / "peer"
     shutil.copytree(peer, copy)
+    command = ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"]
+    command += ["-DoutputDirectory=target/lib", "-DincludeScope=runtime"]
     with console.status("building the Kafka Streams program"):
-        subprocess.run(
-            ["mvn", "-q", "-B", "package", "dependency:copy-dependencies", "-DoutputDirectory=target/lib",
-             "-DincludeScope=runtime"], cwd=copy, check=True, stdout=sys.stderr,
-        )  # fmt: skip
+        subprocess.run(command, cwd=copy, check=True, stdout=sys.stderr)
     return copy
 
 
@@ -168,21 +168,21 @@ def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Cost:
 
 
 def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
-    """Store → number of keys that differ from the totals that plain Python computes from the topic."""
-    with console.status("comparing all eight stores with an independent computation"):
-        expected = totals_of_topic(config).stores()
-        with Ledger.open(f"sqlite:///{home / 'ledger.sqlite'}") as ledger:
-            actual = {store: _contents(ledger, store) for store in expected}
-    return {
-        store: wrong
-        for store, values in expected.items()
-        if (
-            wrong := sum(
-                actual[store].get(key) != values.get(key)
-                for key in values.keys() | actual[store].keys()
-            )
-        )
-    }
+    """Return the number of wrong keys of each store that has any.
+
+    The right values are the totals that plain Python computes from the topic.
+    """
+    wrong: Counter[str] = Counter()
+    with (
+        console.status("comparing all eight stores with an independent computation"),
+        Ledger.open(f"sqlite:///{home / 'ledger.sqlite'}") as ledger,
+    ):
+        for store, expected in totals_of_topic(config).stores().items():
+            actual = _contents(ledger, store)
+            for key in expected.keys() | actual.keys():
+                if actual.get(key) != expected.get(key):
+                    wrong[store] += 1
+    return dict(wrong)
 
 
 def _contents(ledger: Ledger, name: str) -> dict[Any, Any]:
@@ -207,12 +207,14 @@ def _value(columns: str | None, store_column: int, store: str) -> Any:
 
 
 def _summary(pair: dict[str, Cost]) -> str:
-    times = ", ".join(
-        f"{name} {result.wall_s:.1f} s ({result.cpu_s:.0f} CPU s, {result.peak_gb:.1f} GB)"
-        for name, result in pair.items()
-    )
-    ratios = (f"Sluice / {name} {_ratio(pair, name):.2f}" for name in pair if name != "Sluice")
-    return "; ".join((times, *ratios))
+    costs: list[str] = []
+    ratios: list[str] = []
+    for name, cost in pair.items():
+        resources = f"{cost.cpu_s:.0f} CPU s, {cost.peak_gb:.1f} GB"
+        costs.append(f"{name} {cost.wall_s:.1f} s ({resources})")
+        if name != "Sluice":
+            ratios.append(f"Sluice / {name} {_ratio(pair, name):.2f}")
+    return "; ".join([", ".join(costs), *ratios])
 
 
 def _ratio(pair: dict[str, Cost], other: str) -> float:
@@ -225,13 +227,16 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
     for figure in ("min s", "median s", "max s", "orders/s", "CPU s", "peak GB"):
         table.add_column(figure, justify="right")
     for name in pairs[0]:
-        walls = sorted(pair[name].wall_s for pair in pairs)
+        costs = [pair[name] for pair in pairs]
+        walls = sorted(cost.wall_s for cost in costs)
         middle = statistics.median(walls)
-        cpu = statistics.median(pair[name].cpu_s for pair in pairs)
-        memory = max(pair[name].peak_gb for pair in pairs)
+        cpu = statistics.median(cost.cpu_s for cost in costs)
+        memory = max(cost.peak_gb for cost in costs)
         table.add_row(
             name,
-            *(f"{seconds:.1f}" for seconds in (walls[0], middle, walls[-1])),
+            f"{walls[0]:.1f}",
+            f"{middle:.1f}",
+            f"{walls[-1]:.1f}",
             f"{orders / middle:,.0f}",
             f"{cpu:.0f}",
             f"{memory:.2f}",
@@ -239,10 +244,12 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
     Console().print(table)
     for name in pairs[0].keys() - {"Sluice"}:
         ratios = sorted(_ratio(pair, name) for pair in pairs)
-        print(
-            f"ratio Sluice / {name}: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
-    print(f"WRONG: {wrong}" if wrong else "all eight stores match the independent computation")
+        span = f"of {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        print(f"ratio Sluice / {name}: {statistics.median(ratios):.2f} ({span})")
+    if wrong:
+        print(f"WRONG: {wrong}")
+    else:
+        print("all eight stores match the independent computation")
 
 
 if __name__ == "__main__":

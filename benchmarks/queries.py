@@ -1,4 +1,4 @@
-"""Measures throughput and latency of queries with wrk on the loopback address: `queries.py --peer FOLDER`.
+"""Measures throughput and latency of queries with wrk on this machine: `queries.py --peer FOLDER`.
 
 The servers are two state servers with one worker each, a process for each core, and a thousand
 keys; Airflow's API server with the same keys, and with an empty route without a log-in for
@@ -72,9 +72,13 @@ def main(
         home = Path(folder)
         look_ups = look_up(home, keys, connections, seconds) if keys else None
         with console.status("starting the servers"):
-            started = [measured_servers.state_servers(home), measured_servers.airflow(home)]
-            started += [measured_servers.kafka_streams(home, peer, orders)] if peer else []
-            cases = {case.name: case for side in started for case in stack.enter_context(side)}
+            sides = [measured_servers.state_servers(home), measured_servers.airflow(home)]
+            if peer:
+                sides.append(measured_servers.kafka_streams(home, peer, orders))
+            cases: dict[str, Case] = {}
+            for side in sides:
+                for case in stack.enter_context(side):
+                    cases[case.name] = case
         for case in cases.values():
             measure(home, case, connections, WARM_UP_SECONDS)
         rounds = [_round(home, cases, number, connections, seconds) for number in range(runs)]
@@ -87,22 +91,30 @@ def _round(
     home: Path, cases: dict[str, Case], number: int, connections: int, seconds: int
 ) -> dict[str, Result]:
     results = {}
-    for ours, theirs in BESIDE.items():
-        for name in (ours, theirs) if number % 2 == 0 else (theirs, ours):
+    for pair in BESIDE.items():
+        for name in pair if number % 2 == 0 else reversed(pair):
             if name in cases:
                 with console.status(f"round {number + 1}: {name}"):
                     results[name] = measure(home, cases[name], connections, seconds)
     return results
 
 
+def median_of(name: str, rounds: Rounds) -> Result:
+    """Return the medians of a case's figures."""
+    return median([results[name] for results in rounds])
+
+
 def ratio(rounds: Rounds, ours: str) -> float | None:
-    """The median over the rounds of a pair's ratio of requests per second; None if the other was not measured."""
-    pairs = [
-        (results[ours].req_s, results[BESIDE[ours]].req_s)
-        for results in rounds
-        if BESIDE[ours] in results
-    ]
-    return statistics.median(own / other for own, other in pairs) if pairs else None
+    """Return the median over the rounds of a pair's ratio of requests per second.
+
+    Return None if the other side of the pair was not measured.
+    """
+    ratios: list[float] = []
+    for results in rounds:
+        theirs = results.get(BESIDE[ours])
+        if theirs is not None:
+            ratios.append(results[ours].req_s / theirs.req_s)
+    return statistics.median(ratios) if ratios else None
 
 
 @dataclass(frozen=True)
@@ -121,20 +133,22 @@ class Target:
         """Whether the target is met; None if the figure was not measured."""
         if self.measured is None:
             return None
-        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+        if self.at_most:
+            return self.measured <= self.bound
+        return self.measured >= self.bound
 
     def __str__(self) -> str:
-        word = {True: "met", False: "NOT MET", None: "not measured"}[self.is_met]
-        measured = "" if self.measured is None else f" {self.measured:,.2f}{self.unit},"
+        verdict, measured = "not measured", ""
+        if self.measured is not None:
+            verdict = "met" if self.is_met else "NOT MET"
+            measured = f" {self.measured:,.2f}{self.unit},"
         bound = f"{'<=' if self.at_most else '>='} {self.bound:,g}{self.unit}"
-        return f"{word:>12}: {self.what}:{measured} target {bound}"
+        return f"{verdict:>12}: {self.what}:{measured} target {bound}"
 
 
 def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
-    """The targets for queries."""
-    own, through = (
-        median([results[name] for results in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW)
-    )
+    """Yield the targets for queries."""
+    own, through = median_of(OWN_KEY, rounds), median_of(THROUGH_AIRFLOW, rounds)
     yield Target(OWN_KEY, 10_000, own.req_s, " req/s")
     yield Target(f"{OWN_KEY}, p99", 5, own.p99_ms, " ms", at_most=True)
     yield Target(f"{OWN_KEY} / Kafka Streams' own key", 0.9, ratio(rounds, OWN_KEY))
@@ -146,47 +160,51 @@ def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
 
 
 def _print_figures(rounds: Rounds, connections: int) -> None:
-    table = Table(
-        title=f"{connections} connections, wrk on the same machine; medians of {len(rounds)} rounds"
-    )
+    rounds_text = f"medians of {len(rounds)} rounds"
+    table = Table(title=f"{connections} connections, wrk on the same machine; {rounds_text}")
     table.add_column("")
     for figure in ("req/s", "p50 ms", "p99 ms", "CPU us", "ratio"):
         table.add_column(figure, justify="right")
     for ours, theirs in BESIDE.items():
         for name in (ours, theirs):
             if name in rounds[0]:
-                result = median([results[name] for results in rounds])
-                compared = ratio(rounds, ours) if name == ours else None
+                result = median_of(name, rounds)
+                compared = ratio(rounds, ours)
+                ratio_text = ""
+                if name == ours and compared is not None:
+                    ratio_text = f"{compared:.2f}"
                 figures = (
                     f"{result.req_s:,.0f}",
                     f"{result.p50_ms:.2f}",
                     f"{result.p99_ms:.2f}",
                     f"{result.cpu_us:.0f}",
                 )
-                table.add_row(name, *figures, "" if compared is None else f"{compared:.2f}")
+                table.add_row(name, *figures, ratio_text)
     Console(width=140).print(table)
 
 
 def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
-    """The ratio of the median latency of look-ups among many keys to that among few, measured alternately."""
+    """Return the ratio of the median latency of look-ups among many keys to that among few.
+
+    Both are measured alternately.
+    """
+    cases: list[Case] = []
+    latencies: dict[str, list[float]] = {}
     with ExitStack() as stack:
         with console.status(f"writing {keys:,} keys"):
-            cases = [
-                stack.enter_context(
-                    measured_servers.state_server_with_keys(home / f"of-{many}", many)
-                )
-                for many in (FEW_KEYS, keys)
-            ]
-        took: list[list[float]] = [[], []]
+            for count in (FEW_KEYS, keys):
+                server = measured_servers.state_server_with_keys(home / f"of-{count}", count)
+                cases.append(stack.enter_context(server))
         for number in range(ROUNDS_OF_LOOKS):
-            for case, times in zip(cases, took, strict=True):
+            for case in cases:
                 with console.status(case.name):
-                    times += [measure(home, case, connections, seconds).p50_ms][
-                        :number
-                    ]  # the first one warms up
-    few, large = (statistics.median(times) for times in took)
-    print(f"get p50: {few:.2f} ms among {FEW_KEYS:,} keys, {large:.2f} ms among {keys:,}")
-    return large / few
+                    result = measure(home, case, connections, seconds)
+                # The first round warms up.
+                if number:
+                    latencies.setdefault(case.name, []).append(result.p50_ms)
+    few, many = [statistics.median(latencies[case.name]) for case in cases]
+    print(f"get p50: {few:.2f} ms among {FEW_KEYS:,} keys, {many:.2f} ms among {keys:,}")
+    return many / few
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shows how the cost of a run grows, in the series that `SERIES` lists, such as `scaling.py records keys`.
+"""Shows how the cost of a run grows, in the series of `SERIES`: `scaling.py records keys`.
 
 Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the
 start of its process until its records can be queried. CPU seconds and memory are those of all its
@@ -107,7 +107,7 @@ class Case:
         produce(self.config, NAME, timed())
 
     def run(self, name: str, records: int) -> Measured:
-        """Run the pipeline over the records sent since its last run, of which there are so many."""
+        """Run the pipeline over the records sent since its last run. `records` is their number."""
         cost = run(
             self.pipeline,
             home=self.home,
@@ -118,10 +118,11 @@ class Case:
             options=self.options,
         )
         console.print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
-        files = (self.home / "shards").rglob("*")
-        return Measured(
-            name, records, cost, sum(file.stat().st_size for file in files if file.is_file()) / 1e9
-        )
+        size = 0
+        for file in (self.home / "shards").rglob("*"):
+            if file.is_file():
+                size += file.stat().st_size
+        return Measured(name, records, cost, size / 1e9)
 
 
 @contextmanager
@@ -131,7 +132,7 @@ def case(
     partitions: int = 4,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Case]:
-    """A case for a pipeline of the repository, or for one with the given text."""
+    """Start a broker for a pipeline of the repository, or for one with the given text."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home, pipelines = Path(folder), ROOT / "spark_jobs"
         if text:
@@ -144,32 +145,32 @@ def case(
 
 
 def of_orders(name: str, count: int, partitions: int = 4) -> Measured:
-    """A run of the example orders."""
+    """Run the orders example."""
     stores = 1_000
-    with case("orders", partitions=partitions) as made:
-        produce_orders(made.config, count=count, stores=stores)
-        made.sent = count + stores
-        return made.run(name, made.sent)
+    with case("orders", partitions=partitions) as setup:
+        produce_orders(setup.config, count=count, stores=stores)
+        setup.sent = count + stores
+        return setup.run(name, setup.sent)
 
 
 def of_pipeline(name: str, text: str, records: Records) -> Measured:
-    """A run of a pipeline over records."""
-    with case(text=text) as made:
-        made.send(records)
-        return made.run(name, made.sent)
+    """Run a pipeline over records."""
+    with case(text=text) as setup:
+        setup.send(records)
+        return setup.run(name, setup.sent)
 
 
 def of_shape(shape: Shape) -> tuple[Shape, Cost]:
-    """A run in which each record adds a key and is written to a topic.
+    """Run a pipeline in which each record adds a key and is written to a topic.
 
-    Returns its shape, with the actual batches.
+    Returns the run's shape, with the actual batches, and its cost.
     """
     text = of_fields(["n: int"], [*TOTALS, 'values.to("scaling_copies")'], shape.workers)
     variables = {"SLUICE_MAX_RECORDS": str(-(-shape.records // shape.batches))}
-    with case(text=text, partitions=shape.partitions, variables=variables) as made:
-        made.send(of_keys(range(shape.records)))
-        cost = made.run(str(shape), shape.records).cost
-        with Ledger.open(f"sqlite:///{made.home / 'ledger.sqlite'}") as ledger:
+    with case(text=text, partitions=shape.partitions, variables=variables) as setup:
+        setup.send(of_keys(range(shape.records)))
+        cost = setup.run(str(shape), shape.records).cost
+        with Ledger.open(f"sqlite:///{setup.home / 'ledger.sqlite'}") as ledger:
             snapshot = ledger.snapshots.latest(NAME)
         assert snapshot is not None
         return replace(shape, batches=snapshot.batch + 1), cost
@@ -189,25 +190,25 @@ TOTALS = ['values.group_by_key().aggregate(store="totals", count="count(*)", sum
 
 
 def number_of_records() -> Iterator[Measured]:
-    """Orders, as in `make bench`."""
+    """Measure orders, as in `make bench`."""
     for count in (1_000_000, 2_000_000, 5_000_000, 10_000_000):
         yield of_orders(f"{count:,} orders", count)
 
 
 def number_of_keys() -> Iterator[Measured]:
-    """A run that creates keys, and three of 1,000 records after it."""
+    """Measure a run that creates keys, and three of 1,000 records after it."""
     text = of_fields(["n: int"], TOTALS)
     for keys in (10_000, 100_000, 1_000_000, 10_000_000):
-        with case(text=text) as made:
-            made.send(of_keys(range(keys)))
-            yield made.run(f"{keys:,} new keys", keys)
+        with case(text=text) as setup:
+            setup.send(of_keys(range(keys)))
+            yield setup.run(f"{keys:,} new keys", keys)
             for number in range(3):
-                made.send(of_keys(random.Random(number).sample(range(keys), FEW)))
-                yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+                setup.send(of_keys(random.Random(number).sample(range(keys), FEW)))
+                yield setup.run(f"{FEW:,} of {keys:,} keys", FEW)
 
 
 def kinds_of_shards() -> Iterator[Measured]:
-    """Half a million new keys, with the shards in SQLite and in PostgreSQL, whose own CPU time is not included."""
+    """Measure half a million new keys, with SQLite and with PostgreSQL (without its CPU time)."""
     keys = 500_000
     text = of_fields(["n: int"], TOTALS)
     with (
@@ -218,19 +219,19 @@ def kinds_of_shards() -> Iterator[Measured]:
             ("SQLite", {}),
             ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)}),
         ):
-            with case(text=text, variables=variables) as made:
-                made.send(of_keys(range(keys)))
-                yield made.run(f"{keys:,} new keys, {name}", keys)
+            with case(text=text, variables=variables) as setup:
+                setup.send(of_keys(range(keys)))
+                yield setup.run(f"{keys:,} new keys, {name}", keys)
 
 
 def number_of_partitions() -> Iterator[Measured]:
-    """A million orders in more or fewer partitions."""
+    """Measure a million orders in more or fewer partitions."""
     for partitions in (1, 2, 4, 8):
         yield of_orders(f"{partitions} partitions", 1_000_000, partitions)
 
 
 def executors() -> Iterator[Measured]:
-    """A million new keys on a standalone cluster, with the shards in PostgreSQL.
+    """Measure a million new keys on a standalone cluster, with the shards in PostgreSQL.
 
     The figures are the driver's alone.
     """
@@ -247,58 +248,51 @@ def executors() -> Iterator[Measured]:
                 home.mkdir()
                 with (
                     spark_cluster(home, workers, cores) as cluster,
-                    case(text=text, variables={"SLUICE_SHARDS": new_database(server)}) as made,
+                    case(text=text, variables={"SLUICE_SHARDS": new_database(server)}) as setup,
                 ):
-                    made.options = ["--master", cluster.master]
-                    made.send(of_keys(range(keys)))
-                    yield made.run(name, keys)
+                    setup.options = ["--master", cluster.master]
+                    setup.send(of_keys(range(keys)))
+                    yield setup.run(name, keys)
 
 
 def number_of_stores() -> Iterator[Measured]:
-    """Aggregates with the same keys."""
+    """Measure aggregates with the same keys."""
     chance = random.Random(7)
     keys = [chance.randrange(1_000) for _ in range(1_000_000)]
     for stores in (1, 2, 4, 8):
-        made = (
-            f'grouped.aggregate(store="s{n}", count="count(*)", sum="sum(n + {n})")'
-            for n in range(stores)
-        )
-        text = of_fields(["n: int"], ["grouped = values.group_by_key()", *made])
+        lines = ["grouped = values.group_by_key()"]
+        for n in range(stores):
+            lines.append(f'grouped.aggregate(store="s{n}", count="count(*)", sum="sum(n + {n})")')
+        text = of_fields(["n: int"], lines)
         yield of_pipeline(f"{stores} stores", text, of_keys(keys))
 
 
 def number_of_groupings() -> Iterator[Measured]:
-    """Aggregates with different keys."""
+    """Measure aggregates with different keys."""
     chance = random.Random(7)
     keys = [chance.randrange(1_000_000) for _ in range(1_000_000)]
     for groupings in (1, 2, 4, 8):
-        made = (
-            f'values.group_by("pmod(n, {1_000 - n})").count(store="s{n}")' for n in range(groupings)
-        )
-        yield of_pipeline(f"{groupings} groupings", of_fields(["n: int"], made), of_keys(keys))
+        lines: list[str] = []
+        for n in range(groupings):
+            lines.append(f'values.group_by("pmod(n, {1_000 - n})").count(store="s{n}")')
+        yield of_pipeline(f"{groupings} groupings", of_fields(["n: int"], lines), of_keys(keys))
 
 
 def shapes_of_records() -> Iterator[Measured]:
-    """Values of 2 and of 40 fields, orders, and orders of which one in a hundred cannot be decoded."""
+    """Measure values of 2 and of 40 fields, orders, and orders of which 1 % cannot be decoded."""
     count = 500_000
     chance = random.Random(7)
     stores = ['values.group_by("f1").aggregate(store="totals", count="count(*)", sum="sum(f0)")']
     for width in (2, 40):
         fields = [f"f{n}: {'str' if n % 2 else 'int'}" for n in range(width)]
-        values = (
-            {
-                f"f{n}": f"text-{chance.randrange(1_000)}" if n % 2 else chance.randrange(1_000)
-                for n in range(width)
-            }
-            for _ in range(count)
-        )
-        records = ((f"{number}", msgspec.json.encode(value)) for number, value in enumerate(values))
+        records = _wide_records(count, width, chance)
         yield of_pipeline(f"{width} fields", of_fields(fields, stores), records)
     source = (ROOT / "spark_jobs" / "orders.py").read_text()
     text = source[: source.index("class Address")] + (
         f'pipeline = Pipeline("{NAME}")\n'
         f'values = pipeline.stream("{NAME}", value=Order, event_time="orderedDateTime")\n'
-        'totals = values.group_by("locationId").windowed_by(tumbling("15 seconds", grace="15 seconds"))\n'
+        'window = tumbling("15 seconds", grace="15 seconds")\n'
+        'totals = values.group_by("locationId").windowed_by(window)\n'
         'totals.aggregate(store="totals", count="count(*)", sum="sum(finalAmount)")\n'
     )
     for bad in (0.0, 0.01):
@@ -306,29 +300,38 @@ def shapes_of_records() -> Iterator[Measured]:
         yield of_pipeline(f"orders, {bad:.0%} invalid", text, samples)
 
 
+def _wide_records(count: int, width: int, chance: random.Random) -> Iterator[tuple[str, bytes]]:
+    for number in range(count):
+        value: dict[str, int | str] = {}
+        for n in range(width):
+            content = chance.randrange(1_000)
+            value[f"f{n}"] = f"text-{content}" if n % 2 else content
+        yield str(number), msgspec.json.encode(value)
+
+
 def numbers_of_workers() -> Iterator[Measured]:
-    """`sluice repartition` of as many keys from two workers to four, and the next run."""
+    """Measure `sluice repartition` of keys from two workers to four, and the next run."""
     for keys in (100_000, 1_000_000, 10_000_000):
-        with case(text=of_fields(["n: int"], TOTALS)) as made:
-            made.send(of_keys(range(keys)))
-            before = made.run(f"{keys:,} new keys", keys)
-            (made.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
+        with case(text=of_fields(["n: int"], TOTALS)) as setup:
+            setup.send(of_keys(range(keys)))
+            before = setup.run(f"{keys:,} new keys", keys)
+            (setup.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
             cost = of_command(
                 SLUICE,
                 "repartition",
                 NAME,
-                environment=environment(made.home, made.pipelines, made.config),
+                environment=environment(setup.home, setup.pipelines, setup.config),
             )
-            console.print(
-                f"{keys:,} keys moved: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB"
-            )
-            yield Measured(f"{keys:,} keys moved", keys, cost, before.shards_gb)
-            made.send(of_keys(random.Random(7).sample(range(keys), FEW)))
-            yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
+            name = f"{keys:,} keys moved"
+            times = f"{cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s"
+            console.print(f"{name}: {times}, {cost.peak_gb:.2f} GB")
+            yield Measured(name, keys, cost, before.shards_gb)
+            setup.send(of_keys(random.Random(7).sample(range(keys), FEW)))
+            yield setup.run(f"{FEW:,} of {keys:,} keys", FEW)
 
 
 def outputs() -> Iterator[Measured]:
-    """A stream of new keys and their counts, written to topics and tables, and two runs of 1,000 records after it."""
+    """Measure new keys and their counts, written to topics and tables, and two smaller runs."""
     keys = 200_000
     with (
         tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
@@ -349,24 +352,18 @@ def outputs() -> Iterator[Measured]:
                 f'DeltaTable("{folder}/totals", key="key")',
             ),
         ):
-            writes = (
-                [f"values.to({stream})", f'counts.select(n="value").to({counts})'] if stream else []
-            )
-            text = of_fields(
-                ["n: int"], ['counts = values.group_by_key().count(store="counts")', *writes]
-            )
-            with case(
-                text=text.replace("import Pipeline", f"import {', '.join(TABLES)}"),
-                variables=variables,
-            ) as made:
-                for number, count in enumerate((keys, FEW, FEW)):
-                    chosen = (
-                        range(keys)
-                        if number == 0
-                        else random.Random(number).sample(range(keys), count)
-                    )
-                    made.send(of_keys(chosen))
-                    yield made.run(f"{name}, {count:,} records", count)
+            lines = ['counts = values.group_by_key().count(store="counts")']
+            if stream:
+                lines.append(f"values.to({stream})")
+                lines.append(f'counts.select(n="value").to({counts})')
+            text = of_fields(["n: int"], lines)
+            text = text.replace("import Pipeline", f"import {', '.join(TABLES)}")
+            with case(text=text, variables=variables) as setup:
+                setup.send(of_keys(range(keys)))
+                yield setup.run(f"{name}, {keys:,} records", keys)
+                for number in (1, 2):
+                    setup.send(of_keys(random.Random(number).sample(range(keys), FEW)))
+                    yield setup.run(f"{name}, {FEW:,} records", FEW)
 
 
 SERIES: dict[str, Callable[[], Iterator[Measured]]] = {
@@ -398,13 +395,17 @@ PREDICTED = (Shape(4 * FITTED_RECORDS, 4, 16, 8), Shape(4 * FITTED_RECORDS, 2, 6
 def compare_with_model() -> Iterator[Table]:
     """Fit the model to small runs.
 
-    Yields a table of its parts, then one of its predictions beside other runs.
+    Yields a table of the model's parts, then one of its predictions beside other runs.
     """
     runs = [of_shape(shape) for shape in FITTED]
-    model = Model.fit([(shape, cost.cpu_by_program) for shape, cost in runs])
+    measured: list[tuple[Shape, Mapping[str, float]]] = []
+    for shape, cost in runs:
+        measured.append((shape, cost.cpu_by_program))
+    model = Model.fit(measured)
     parts = Table("CPU ms per", *PROGRAMS, title="model: the CPU time of each part of a run")
     for part, seconds in zip(PARTS, model.seconds.tolist(), strict=True):
-        parts.add_row(part, *(f"{1_000 * of_program:,.4g}" for of_program in seconds))
+        milliseconds = [f"{1_000 * of_program:,.4g}" for of_program in seconds]
+        parts.add_row(part, *milliseconds)
     yield parts
     cores = len(os.sched_getaffinity(0))
     smallest, of_smallest = runs[0]
@@ -428,18 +429,22 @@ def main(
     series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join([*SERIES, MODEL])}.")],
 ) -> None:
     """Measure the series, and print a table for each."""
-    if unknown := set(series) - {*SERIES, MODEL}:
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose from {', '.join([*SERIES, MODEL])}"
-        )
+    names = [*SERIES, MODEL]
+    unknown = sorted({*series} - {*names})
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}: choose from {', '.join(names)}")
+    console = Console(width=140)
     for name in series:
-        tables = compare_with_model() if name == MODEL else [table(name, [*SERIES[name]()])]
-        for shown in tables:
-            Console(width=140).print(shown)
+        if name == MODEL:
+            for shown in compare_with_model():
+                console.print(shown)
+        else:
+            console.print(table(name, [*SERIES[name]()]))
 
 
 def table(name: str, results: Sequence[Measured]) -> Table:
-    shown = Table(title=f"{name}: {(SERIES[name].__doc__ or '').rstrip('.')}")
+    title = (SERIES[name].__doc__ or "").removeprefix("Measure ").rstrip(".")
+    shown = Table(title=f"{name}: {title}")
     for column in (
         "",
         "s",

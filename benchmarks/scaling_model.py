@@ -54,22 +54,30 @@ class Model:
 
     @classmethod
     def fit(cls, runs: Sequence[tuple[Shape, Mapping[str, float]]]) -> Self:
-        """The model that is closest to measured runs: shapes, and the CPU seconds of each program."""
-        counts = np.array([shape.counts for shape, _ in runs], float)
-        measured = np.array([[cpu_s[program] for program in PROGRAMS] for _, cpu_s in runs])
-        seconds, _, rank, _ = np.linalg.lstsq(counts, measured)
+        """Return the model that is closest to measured runs.
+
+        A run is given by its shape and the CPU seconds of each program.
+        """
+        counts: list[tuple[int, ...]] = []
+        measured: list[list[float]] = []
+        for shape, cpu_s in runs:
+            counts.append(shape.counts)
+            measured.append([cpu_s[program] for program in PROGRAMS])
+        seconds, _, rank, _ = np.linalg.lstsq(np.array(counts, float), np.array(measured))
         if rank < len(PARTS):
             raise ValueError(
-                "The runs do not tell the parts apart: vary records, batches, partitions and workers."
+                "The runs do not tell the parts apart: vary records, batches, partitions and "
+                "workers."
             )
         return cls(seconds)
 
     def predict(self, shape: Shape) -> dict[str, float]:
-        """The CPU seconds of each program for a run."""
-        return dict(zip(PROGRAMS, (np.array(shape.counts) @ self.seconds).tolist(), strict=True))
+        """Return the CPU seconds of each program for a run."""
+        seconds = np.array(shape.counts) @ self.seconds
+        return dict(zip(PROGRAMS, seconds.tolist(), strict=True))
 
     def shortest_s(self, shape: Shape, cores: int) -> float:
-        """A lower bound of the time after the start, in seconds, if all programs share so many cores.
+        """Return a lower bound of the seconds after the start, if all programs share so many cores.
 
         The driver is one process, so more cores do not make it faster.
         """

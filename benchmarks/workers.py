@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.operators import HEAD, KINDS, TOPICS, clicks
+from benchmarks.operators import HEAD, KINDS, TOPICS, clicks, require_known
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import batch_context
 from sluice.engine.batch.storage import Storage
@@ -51,7 +51,7 @@ PARTS = DECODE, OPERATORS, WRITE, OUTPUTS = (
 Click: TypeAlias = tuple[str, bytes, int]
 """The key, value and timestamp of a record."""
 _RECORDS_AT_ONCE = 20_000
-"""So many records are in one Arrow batch, as in the tasks that read from Kafka."""
+"""The number of records in an Arrow batch, as in the tasks that read from Kafka."""
 
 
 class Stopwatch:
@@ -89,10 +89,10 @@ class _Timed:
     stopwatch: Stopwatch
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = self.task(batches)
+        results = self.task(batches)
         while True:
             self.stopwatch.begin(self.part)
-            batch = next(made, None)
+            batch = next(results, None)
             self.stopwatch.end()
             if batch is None:
                 return
@@ -100,15 +100,15 @@ class _Timed:
 
 
 def _timed(chain: Chain, part: str, stopwatch: Stopwatch) -> Chain:
-    tasks = [
-        _Timed(task, WRITE if isinstance(task, ShardWriter) else part, stopwatch)
-        for task in chain.tasks
-    ]
+    tasks: list[BatchTask] = []
+    for task in chain.tasks:
+        part_of_task = WRITE if isinstance(task, ShardWriter) else part
+        tasks.append(_Timed(task, part_of_task, stopwatch))
     return Chain(tuple(tasks))
 
 
 def timed_query(query: ArrowQuery, stopwatch: Stopwatch) -> ArrowQuery:
-    """The query, with a stopwatch for its tasks."""
+    """Return the query, with a stopwatch for its tasks."""
     return replace(
         query,
         read=_timed(query.read, DECODE, stopwatch),
@@ -165,7 +165,7 @@ class Records:
     _of_topics: dict[str, list[list[pa.RecordBatch]]] = field(default_factory=dict)
 
     def of_batch(self, number: int, topics: Iterable[str]) -> list[pa.RecordBatch]:
-        """The records of these topics in a batch of the run."""
+        """Return the records of these topics in a batch of the run."""
         records: list[pa.RecordBatch] = []
         for topic in topics:
             if topic not in self._of_topics:
@@ -174,7 +174,7 @@ class Records:
         return records
 
     def _make(self, topic: str) -> list[list[pa.RecordBatch]]:
-        """For each batch of the run, the topic's records."""
+        """Return the topic's records for each batch of the run."""
         partitions: list[list[Click]] = [[] for _ in range(TOPICS[topic])]
         count = self.records if topic == "clicks" else self.records // 2
         for record in clicks(count, self.keys, random.Random(topic)):
@@ -184,10 +184,9 @@ class Records:
         for partition, records in enumerate(partitions):
             size = -(-len(records) // self.batches)
             for number, of_batch in enumerate(of_batches):
-                for begin in range(
-                    number * size, min((number + 1) * size, len(records)), _RECORDS_AT_ONCE
-                ):
-                    end = min(begin + _RECORDS_AT_ONCE, (number + 1) * size)
+                end_of_batch = min((number + 1) * size, len(records))
+                for begin in range(number * size, end_of_batch, _RECORDS_AT_ONCE):
+                    end = min(begin + _RECORDS_AT_ONCE, end_of_batch)
                     of_batch.append(_record_batch(topic, partition, begin, records[begin:end]))
         return of_batches
 
@@ -221,11 +220,8 @@ def main(
     runs: Annotated[int, typer.Option(help="Number of runs, of which the fastest counts.")] = 1,
 ) -> None:
     """Run each kind of operator, and print the CPU seconds of each part of the work."""
-    if unknown := {*(kinds or ())} - {*KINDS}:
-        raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind"
-        )
-    made = Records(records, keys, batches)
+    require_known(kinds or ())
+    input_records = Records(records, keys, batches)
     table = Table(
         "operator",
         *PARTS,
@@ -233,17 +229,15 @@ def main(
         title=f"CPU seconds for {records:,} records in {batches} batches",
     )
     for kind in kinds or KINDS:
-        parts = min(
-            (cpu_seconds(kind, made) for _ in range(runs)),
-            key=lambda seconds: sum(seconds.values()),
-        )
-        figures = [*(parts[part] for part in PARTS), sum(parts.values())]
-        table.add_row(kind, *(f"{seconds:.2f}" for seconds in figures))
+        results = [cpu_seconds(kind, input_records) for _ in range(runs)]
+        fastest = min(results, key=lambda seconds: sum(seconds.values()))
+        figures = [f"{fastest[part]:.2f}" for part in PARTS]
+        table.add_row(kind, *figures, f"{sum(fastest.values()):.2f}")
     Console().print(table)
 
 
 def cpu_seconds(kind: str, records: Records) -> dict[str, float]:
-    """The CPU seconds of each part of the work."""
+    """Return the CPU seconds of each part of the work."""
     name = f"workers_{kind}"
     with tempfile.TemporaryDirectory(prefix="sluice-bench-", dir=memory_folder()) as folder:
         home = Path(folder)
@@ -256,10 +250,8 @@ def cpu_seconds(kind: str, records: Records) -> dict[str, float]:
         partitions = {topic: TOPICS[topic] for topic in job.topics}
         stopwatch = Stopwatch()
         storage, epoch = Storage.of(job, 1, settings), UncontestedLease().epoch
-        query = timed_query(
-            ArrowQuery.of(job, storage, partitions, epoch, interleaved=False), stopwatch
-        )
-        run = _Run(job, settings, partitions, query)
+        query = ArrowQuery.of(job, storage, partitions, epoch, interleaved=False)
+        run = _Run(job, settings, partitions, timed_query(query, stopwatch))
         for number in range(records.batches):
             of_batch = records.of_batch(number, job.topics)
             stopwatch.begin(OUTPUTS)

@@ -21,7 +21,8 @@ request = function() return wrk.format("GET", paths[math.random(#paths)], header
 done = function(summary, latency, requests)
   local wrong = summary.errors
   io.write(string.format('{"req_s":%.0f,"p50_ms":%.3f,"p99_ms":%.3f,"requests":%d,"bad":%d}\\n',
-    summary.requests / (summary.duration / 1e6), latency:percentile(50) / 1000, latency:percentile(99) / 1000,
+    summary.requests / (summary.duration / 1e6),
+    latency:percentile(50) / 1000, latency:percentile(99) / 1000,
     summary.requests, wrong.status + wrong.connect + wrong.read + wrong.write + wrong.timeout))
 end
 """
@@ -63,29 +64,28 @@ def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
     command = ["wrk", *options, "-s", str(home / "wrk.lua"), case.address]
     variables = os.environ | {"PATHS": str(home / "paths"), "AUTHORIZATION": case.authorization}
     before = _cpu(case.pids)
-    output = subprocess.run(
-        command, env=variables, capture_output=True, text=True, check=True
-    ).stdout
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     used = _cpu(case.pids) - before
-    report: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     if report["bad"]:
         raise SystemExit(
             f"{case.name}: {report['bad']} of {report['requests']} answers were wrong."
         )
-    return Result(
-        report["req_s"], report["p50_ms"], report["p99_ms"], used / max(report["requests"], 1) * 1e6
-    )
+    cpu_us = used / max(report["requests"], 1) * 1e6
+    return Result(report["req_s"], report["p50_ms"], report["p99_ms"], cpu_us)
 
 
 def median(results: Sequence[Result]) -> Result:
-    """The median of each figure."""
-    return Result(
-        *(
-            statistics.median(getattr(result, name) for result in results)
-            for name in Result.__dataclass_fields__
-        )
-    )
+    """Return the median of each figure."""
+    medians: dict[str, float] = {}
+    for name in Result.__dataclass_fields__:
+        medians[name] = statistics.median(getattr(result, name) for result in results)
+    return Result(**medians)
 
 
 def _cpu(pids: Sequence[int]) -> float:
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+    seconds = 0.0
+    for pid in pids:
+        times = psutil.Process(pid).cpu_times()
+        seconds += times.user + times.system
+    return seconds

@@ -1,4 +1,4 @@
-"""Reads the Kafka settings, the Spark master and the URLs of databases from Airflow's connections."""
+"""Reads Kafka settings, the Spark master and the URLs of databases from Airflow's connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
-    """A hook that returns a connection's configuration, for Kafka clients that Airflow's Kafka provider lacks."""
+    """Returns a connection's configuration, for clients that Airflow's Kafka provider lacks."""
 
     def _get_client(self, config: dict[str, Any]) -> dict[str, Any]:
         return config
@@ -39,23 +39,29 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
     except AirflowNotFoundException:
         raise SettingsError(
             f"There is no connection {connection!r}.",
-            next_step='Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.',
+            next_step=(
+                'Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.'
+            ),
         ) from None
     except ValueError as error:
         raise SettingsError(
             f"Connection {connection!r} cannot be used: {sentence(error)}",
-            next_step="Correct the connection's extra in Airflow: a JSON object with librdkafka settings.",
+            next_step=(
+                "Correct the connection's extra in Airflow: a JSON object with librdkafka settings."
+            ),
         ) from None
-    if calls := [name for name, value in config.items() if callable(value)]:
+    functions = [name for name, value in config.items() if callable(value)]
+    if functions:
         raise SettingsError(
-            f"Connection {connection!r} sets {', '.join(calls)}, but functions cannot be passed to Spark.",
+            f"Connection {connection!r} sets {', '.join(functions)}, but functions cannot be "
+            "passed to Spark.",
             next_step="Authenticate with text settings, such as SASL/SCRAM or a certificate.",
         )
     return {name: _text(value) for name, value in config.items()}
 
 
 def kafka_or_settings() -> dict[str, str]:
-    """Return the settings of Airflow's Kafka connection, or the settings in SLUICE_KAFKA if there is no such connection.
+    """Return the settings of Airflow's Kafka connection, or else the settings in SLUICE_KAFKA.
 
     Raises SettingsError if there is a connection, but it cannot be used.
     """
@@ -81,7 +87,10 @@ def spark_master(connection: str = SPARK) -> str:
     except AirflowNotFoundException:
         raise SettingsError(
             f"There is no connection {connection!r} with a Spark master.",
-            next_step="Add a connection of type Spark with the master as its host: local[2] or spark://HOST:7077.",
+            next_step=(
+                "Add a connection of type Spark with the master as its host: local[2] or "
+                "spark://HOST:7077."
+            ),
         ) from None
     if spark.extra_dejson.get("deploy-mode") == "cluster":
         raise deploy_mode_error(f"Connection {connection!r} sets deploy-mode to cluster")
@@ -89,9 +98,7 @@ def spark_master(connection: str = SPARK) -> str:
 
 
 def database_url(connection: str) -> str:
-    """Return the URL of a Postgres connection's database.
-
-    Return an empty text if there is no such connection.
+    """Return the URL of a Postgres connection's database, or an empty text without a connection.
 
     Raises SettingsError if the connection has another type.
     """
@@ -102,18 +109,29 @@ def database_url(connection: str) -> str:
     if database.conn_type != "postgres":
         raise SettingsError(
             f"Connection {connection!r} is of type {database.conn_type}.",
-            next_step="Give it the type Postgres, because a pipeline uses a table of its database. For look-ups in "
-            "another kind of database, delete the connection and set the environment variable "
-            f"{connection_variable(connection)} to the database's URL.",
+            next_step=(
+                "Give it the type Postgres, because a pipeline uses a table of its database. For "
+                "look-ups in another kind of database, delete the connection and set the "
+                f"environment variable {connection_variable(connection)} to the database's URL."
+            ),
         )
-    user, password = (quote(part or "", safe="") for part in (database.login, database.password))
-    port = f":{database.port}" if database.port else ""
-    host = f"[{database.host}]" if ":" in (database.host or "") else database.host or ""
-    extras = {
-        name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)
-    }
-    account = f"{user}@" if user else ""
+    user = quote(database.login or "", safe="")
+    password = quote(database.password or "", safe="")
+    account = ""
     if password:
         account = f"{user}:{password}@"
-    query = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
-    return f"postgresql://{account}{host}{port}/{quote(database.schema or '', safe='')}{query}"
+    elif user:
+        account = f"{user}@"
+    server = database.host or ""
+    if ":" in server:
+        server = f"[{server}]"
+    if database.port:
+        server += f":{database.port}"
+    url = f"postgresql://{account}{server}/{quote(database.schema or '', safe='')}"
+    extras: dict[str, str] = {}
+    for name, value in database.extra_dejson.items():
+        if name.startswith(_LIBPQ):
+            extras[name] = str(value)
+    if extras:
+        url += f"?{urlencode(extras, quote_via=quote)}"
+    return url

@@ -1,4 +1,4 @@
-"""The types of REST responses, which the server encodes and the client decodes, and the rules that both share.
+"""The types of REST responses, which the server encodes and the client decodes, and shared rules.
 
 A type is named after the object that it shows: `Snapshot` shows a `state.model.Snapshot`.
 `api.http.replies` encodes responses as JSON. Commands print them as a table, JSON or CSV:
@@ -46,9 +46,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def unavailable(workers: Iterable[WorkerStatus]) -> list[str]:
     """Return the workers that did not answer, each with the reason."""
-    return [
-        f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"
-    ]
+    reasons: list[str] = []
+    for worker in workers:
+        if worker.status != "ok":
+            reasons.append(f"worker {worker.number}: {worker.reason}")
+    return reasons
 
 
 def is_partial(workers: Iterable[WorkerStatus]) -> bool:
@@ -272,8 +274,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     """The number of the current generation. None before the first run, when topics and stores are
     empty, too."""
     topics: tuple[str, ...]
-    """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the topics that they
-    match."""
+    """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the
+    topics that they match."""
     stores: list[str]
     workers: int
     """The number of workers."""
@@ -282,7 +284,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a pipeline, and the number of its batch's records that were read, applied, late or rejected."""
+    """A pipeline's snapshot, with its batch's numbers of read, applied, late and other records."""
 
     snapshot: Snapshot
     run: str
@@ -406,8 +408,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the batch's start until its snapshot was published; None if a rebuild repeated
     the batch."""
     phases: dict[str, float]
-    """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing shards), `audit`
-    (balancing the counts), `output` (writing tables and topics)."""
+    """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing
+    shards), `audit` (balancing the counts), `output` (writing tables and topics)."""
     records: int
     records_per_second: float | None
     applied: int
@@ -466,8 +468,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[Header]
     """The record's own headers, in order, up to 10,000 bytes."""
     sluice_headers: dict[str, str]
-    """The headers that Sluice has written. A header of the record itself never appears here,
-    whatever its name."""
+    """The headers that Sluice has written. The record's own headers never appear here, whatever
+    their names."""
     history: list[dict[str, str]]
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from sluice.errors import SluiceError
 from sluice.settings import Settings, masked, settings
@@ -35,7 +36,7 @@ _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
 
 
 def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
-    """Run or rebuild a pipeline. Prints errors to standard error and returns the exit status.
+    """Run or rebuild a pipeline. Print errors to standard error, and return the exit status.
 
     `jvm` is None if the JVM has started this program, so that PySpark can connect to the JVM.
     """
@@ -50,18 +51,8 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
 
 def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
-    points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
-    options = [
-        argument for argument in arguments if argument.startswith("-") and argument not in points
-    ]
-    names = [argument for argument in arguments if not argument.startswith("-")]
-    actions = [option for option in options if option in _ACTIONS]
-    is_known = (
-        {*options} <= {*_ACTIONS, FROM_TOPICS, CHANGED_ONLY}
-        and (not points or actions == [REPLAY])
-        and (CHANGED_ONLY not in options or actions == [REBUILD])
-    )
-    if len(names) != 1 or len(actions) > 1 or not is_known:
+    parsed = _Arguments.parse(arguments)
+    if parsed is None:
         print(
             f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] "
             f"[{FROM}POINT] [{UNTIL}POINT] PIPELINE",
@@ -69,7 +60,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
         )
         return 2
     try:
-        span = Span.parse(*(_option_value(prefix, points) for prefix in (FROM, UNTIL)))
+        name, action, from_topics = parsed.pipeline, parsed.action, FROM_TOPICS in parsed.options
+        span = Span.parse(parsed.begin, parsed.until)
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401
@@ -81,28 +73,28 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
             def start_session() -> SparkSession:
                 if jvm is not None:
                     jvm.connect()
-                return session(settings(), f"sluice {names[0]}")
+                return session(settings(), f"sluice {name}")
 
             # Starting the session takes seconds. Meanwhile, this thread imports and plans.
             spark = background.submit(start_session)
             with jvm_errors(), stopped(spark):
-                if actions == [EXPLAIN]:
-                    explain_tasks(settings(), spark, names[0])
-                elif CHANGED_ONLY in options:
-                    rebuild_changed(settings(), spark, names[0], from_topics=FROM_TOPICS in options)
-                elif actions:
-                    from_topics = FROM_TOPICS in options
-                    rebuild(settings(), spark, names[0], actions[0], span, from_topics=from_topics)
+                if action == EXPLAIN:
+                    explain_tasks(settings(), spark, name)
+                elif CHANGED_ONLY in parsed.options:
+                    rebuild_changed(settings(), spark, name, from_topics=from_topics)
+                elif action:
+                    rebuild(settings(), spark, name, action, span, from_topics=from_topics)
                 else:
-                    run(settings(), spark, names[0])
+                    run(settings(), spark, name)
     except SluiceError as error:
         print(masked(f"{type(error).title}: {error}"), file=sys.stderr)
         return 1
     # Starting the session has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import FINISHED
 
-    if file := os.environ.get(FINISHED):
-        # The folder is gone if nobody waits for this driver any more.
+    file = os.environ.get(FINISHED)
+    if file:
+        # The folder is gone if no process waits for this driver any more.
         with suppress(OSError):
             Path(file).touch()
     return 0
@@ -223,15 +215,46 @@ def rebuild_changed(
     ChangedStores(spark.result(), job, part_of, configuration, from_topics).run()
 
 
-def _option_value(prefix: str, options: Iterable[str]) -> str:
-    """Return the text after `prefix` in the first option that begins with `prefix`.
+@dataclass
+class _Arguments:
+    """The arguments of the program."""
 
-    Return an empty text if no option does.
-    """
-    for option in options:
-        if option.startswith(prefix):
-            return option.removeprefix(prefix)
-    return ""
+    pipeline: str = ""
+    action: str = ""
+    """The action; empty for a run."""
+    options: set[str] = field(default_factory=set)
+    begin: str = ""
+    until: str = ""
+
+    @classmethod
+    def parse(cls, arguments: Iterable[str]) -> Self | None:
+        """Parse the arguments. Return None if they are not a valid combination."""
+        parsed = cls()
+        names: list[str] = []
+        actions: list[str] = []
+        has_points = False
+        for argument in arguments:
+            if not argument.startswith("-"):
+                names.append(argument)
+            elif argument.startswith(FROM):
+                has_points, parsed.begin = True, argument.removeprefix(FROM)
+            elif argument.startswith(UNTIL):
+                has_points, parsed.until = True, argument.removeprefix(UNTIL)
+            elif argument in _ACTIONS:
+                actions.append(argument)
+            elif argument in (FROM_TOPICS, CHANGED_ONLY):
+                parsed.options.add(argument)
+            else:
+                return None
+        if has_points and actions != [REPLAY]:
+            return None
+        if CHANGED_ONLY in parsed.options and actions != [REBUILD]:
+            return None
+        if len(names) != 1 or len(actions) > 1:
+            return None
+        parsed.pipeline = names[0]
+        parsed.action = actions[0] if actions else ""
+        return parsed
 
 
 if __name__ == "__main__":

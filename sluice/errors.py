@@ -1,4 +1,4 @@
-"""The exceptions that Sluice raises, each with an HTTP status, a title and the next step to take."""
+"""The exceptions that Sluice raises, each with an HTTP status, a title and the next step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PreflightError(SluiceError):
 
 
 class TopologyError(SluiceError):
-    """A pipeline is invalid: an unknown field, a name used twice, a window without event time, bad SQL."""
+    """A pipeline is invalid, for example because of an unknown field, a reused name, or bad SQL."""
 
     status = 422
     title = "Invalid topology"
@@ -77,7 +77,10 @@ class RecordFailed(EngineError):
 
 
 class RecordsRejected(EngineError):
-    """Too many records of a batch were rejected, so the pipeline or a producer probably has an error."""
+    """Too many records of a batch were rejected.
+
+    The pipeline or a producer probably has an error.
+    """
 
     title = "Too many records were rejected"
     is_lasting = True
@@ -147,10 +150,13 @@ class StateGrows(EngineError):
 
 
 class RetentionFailed(EngineError):
-    """Old snapshots, or rows that only old snapshots need, could not be deleted, so the state keeps growing."""
+    """Old snapshots, or rows that only these need, could not be deleted, so the state grows."""
 
     title = "Retention failed"
-    next_step = "Remove the cause. To repeat retention before the next day, trigger the DAG sluice_retention."
+    next_step = (
+        "Remove the cause. To repeat retention before the next day, trigger the DAG "
+        "sluice_retention."
+    )
 
 
 class BrokersUnreachable(EngineError):
@@ -167,8 +173,8 @@ class BrokersUnreachable(EngineError):
 class AccessDenied(BrokersUnreachable):
     """Kafka denies this client an operation.
 
-    It is a kind of BrokersUnreachable because who waits until the brokers answer also waits until
-    they allow the operation.
+    It is a kind of BrokersUnreachable, because code that waits until the brokers answer also waits
+    until they allow the operation.
     """
 
     title = "Kafka denies access"
@@ -184,14 +190,17 @@ class BufferFull(EngineError):
 
 
 class Overdue(EngineError):
-    """A run has missed the pipeline's deadline, and the newest snapshot is older than the deadline."""
+    """A run has missed the pipeline's deadline: the newest snapshot is older than that."""
 
     title = "The data are too old"
-    next_step = "Look at the DAG in Airflow: it may be paused, its runs may fail or wait, or they take too long."
+    next_step = (
+        "Look at the DAG in Airflow: it may be paused, its runs may fail or wait, or they take too "
+        "long."
+    )
 
 
 class BatchDiffers(EngineError):
-    """A batch that is repeated after a crash has other output than the output that was written before the crash."""
+    """A batch that is repeated after a crash has other output than was written before the crash."""
 
     status = 409
     title = "The batch has changed"
@@ -199,15 +208,18 @@ class BatchDiffers(EngineError):
 
     @classmethod
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
-        """Return the error for a batch whose results differ in these ways from the results that were written."""
+        """Return the error for a batch whose results differ in these ways from what was written."""
         return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is "
-            f"repeated now and has other results: {'; '.join(differences)}. Its records, for "
-            "example by compaction, the pipeline, or a table's columns have changed in between. "
+            f"being repeated and has other results: {'; '.join(differences)}. Its records (for "
+            "example by compaction), the pipeline, or a table's columns have changed in between. "
             "What was written stays, and the batch is not published.",
-            next_step=f"Undo the change, and run again: sluice run {pipeline}. Or compute the "
-            "state anew from the topics, which does not write the same output again: sluice "
-            f"rebuild {pipeline}, with --from-topics if records of earlier batches are gone, too.",
+            next_step=(
+                f"Undo the change, and run again: sluice run {pipeline}. Or compute the state anew "
+                "from the topics, which does not write the same output again: "
+                f"sluice rebuild {pipeline}, with --from-topics if records of earlier batches are "
+                "gone, too."
+            ),
         )
 
 
@@ -234,29 +246,39 @@ class StateError(SluiceError):
 
     status = 503
     title = "State unavailable"
-    next_step = "Try again. If the error persists, check that the ledger and the workers' shards are reachable."
+    next_step = (
+        "Try again. If the error persists, check that the ledger and the workers' shards are "
+        "reachable."
+    )
 
 
 class ServerHangs(StateError):
     """A state server accepts connections and does not answer requests."""
 
     title = "A state server hangs"
-    next_step = "End its process on its host and start it again, or promote its standbys: sluice standby promote."
+    next_step = (
+        "End its process on its host and start it again, or promote its standbys: "
+        "sluice standby promote."
+    )
 
 
 class WentBack(StateError):
-    """The ledger has lost its newest commits, for example in a fail-over to a replica that lagged."""
+    """The ledger has lost its newest commits, for example in a fail-over to a lagging replica."""
 
     status = 409
     title = "The ledger went back"
 
     @classmethod
     def of(cls, pipeline: str, published: str, newest: str | None) -> Self:
-        """Return the error for a ledger that has lost a snapshot, from the ids of this snapshot and of its newest."""
+        """Return the error for a ledger that has lost the snapshot `published`.
+
+        `newest` is the newest snapshot that the ledger has.
+        """
         end = "has no snapshot" if newest is None else f"ends at snapshot {newest}"
         return cls(
-            f"The ledger {end} of {pipeline}, but {published} was published. It has lost its newest commits, for "
-            "example in a fail-over to a replica that lagged, or was restored from a backup.",
+            f"The ledger {end} of {pipeline}, but {published} was published. It has lost its "
+            "newest commits, for example in a fail-over to a replica that lagged, or was "
+            "restored from a backup.",
             next_step=recovery_advice(pipeline),
         )
 
@@ -298,7 +320,7 @@ class QueryError(SluiceError):
 
 
 class NotFound(QueryError):
-    """The store, key, snapshot or worker does not exist, or the user has no permission to see it."""
+    """The store, key, snapshot or worker does not exist, or the user may not see it."""
 
     status = 404
     title = "Not found"
@@ -351,7 +373,7 @@ class Busy(QueryError):
 
 
 class Refused(SluiceError):
-    """A request or command is not allowed, or would overwrite what another server, run or command has changed."""
+    """A request or command is not allowed, or would overwrite what another one has changed."""
 
     status = 403
     title = "Refused"
@@ -376,6 +398,6 @@ def error_text(error: BaseException) -> str:
 
 
 def sentence(message: object) -> str:
-    """Return the message of another program, with a full stop unless it ends as a sentence, such as `Is it running?`."""
+    """Return the message of another program, with a full stop unless it ends like a sentence."""
     text = str(message).strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -2,27 +2,27 @@
 
 | variable | default | meaning |
 | --- | --- | --- |
-| SLUICE_HOME | ./.sluice | folder for everything that Sluice stores on this machine; HOME in this table |
+| SLUICE_HOME | ./.sluice | folder for what Sluice stores on this machine; HOME in this table |
 | SLUICE_PIPELINES | ./spark_jobs | folder of the pipelines' files |
 | SLUICE_LEDGER | sqlite:///HOME/ledger.sqlite | SQLAlchemy URL of the ledger |
-| SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder for SQLite files, or a PostgreSQL database |
-| SLUICE_JARS | HOME/jars | folder for the jars of Delta Lake and of the broker, and for archives of Java classes |
-| SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings for reading and writing Kafka, as JSON |
+| SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder, or a PostgreSQL database |
+| SLUICE_JARS | HOME/jars | folder for jars of Delta Lake and the broker, and for class archives |
+| SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
-| SLUICE_LINGER_MS | the pipeline's linger | how long a run that has read all records waits for new records, in ms |
-| SLUICE_DELIVERY | exactly_once | delivery of outputs without the parameter delivery: exactly_once or at_least_once |
-| SLUICE_RUN | | name of the run in audits, and in notes about the pipeline's state; in Airflow, the task sets it |
-| SLUICE_MEMORY | 1500m | memory that a run may use; the size of its batches and of the JVM's heap follow from it |
+| SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
+| SLUICE_DELIVERY | exactly_once | default delivery of outputs: exactly_once or at_least_once |
+| SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
+| SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
-| SLUICE_SERVER_TOKEN | none | token of the state servers, which every caller must send; at least 16 characters |
-| SLUICE_SERVER_TOKEN_FILE | none | file that contains the token of the state servers, instead of SLUICE_SERVER_TOKEN |
-| SLUICE_SERVER_CA | the system's certificates | file with the CA certificates that verify state servers |
+| SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
+| SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
+| SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
-| SLUICE_CONNECTION_NAME | none | URL of the database of the connection NAME; write the name in capital letters |
+| SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Settings:
     def read(cls, environ: Mapping[str, str]) -> Settings:
         """Parse `environ`. Raises SettingsError with the variable's name and the problem."""
         home = Path(environ.get("SLUICE_HOME") or ".sluice").absolute()
+        connections: dict[str, str] = {}
+        for name, url in environ.items():
+            if name.startswith(_CONNECTION) and url:
+                connections[name] = url
         return cls(
             home=home,
             pipelines=Path(environ.get("SLUICE_PIPELINES") or "spark_jobs").absolute(),
@@ -102,9 +106,7 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
-            connections={
-                name: url for name, url in environ.items() if name.startswith(_CONNECTION) and url
-            },
+            connections=connections,
         )
 
     @cached_property
@@ -139,16 +141,21 @@ def _token(environ: Mapping[str, str]) -> str:
                 next_step="Write the token into a text file that this user may read.",
             ) from None
     # The token is sent in a header, whose text must be ASCII.
-    if token and not (len(token) >= _TOKEN_LENGTH and token.isascii() and token.isprintable()):
+    is_ascii = token.isascii() and token.isprintable()
+    if token and (len(token) < _TOKEN_LENGTH or not is_ascii):
         raise SettingsError(
-            f"The token in {name} must have at least {_TOKEN_LENGTH} characters, all of them printable ASCII.",
+            f"The token in {name} must have at least {_TOKEN_LENGTH} characters, all of them "
+            "printable ASCII.",
             next_step="Make a token, for example with: openssl rand -hex 16.",
         )
     return token
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:
-    return Path(environ[name]).absolute() if environ.get(name) else None
+    path = environ.get(name)
+    if not path:
+        return None
+    return Path(path).absolute()
 
 
 def _positive(environ: Mapping[str, str], name: str) -> int | None:
@@ -168,7 +175,9 @@ def _megabytes(environ: Mapping[str, str], name: str) -> int:
     if not text:
         return MEMORY_MB
     number, unit = text[:-1], text[-1:].lower()
-    megabytes = int(number) * {"m": 1, "g": 1_000}.get(unit, 0) if _is_whole(number) else 0
+    megabytes = 0
+    if _is_whole(number):
+        megabytes = int(number) * {"m": 1, "g": 1_000}.get(unit, 0)
     if megabytes < LEAST_MEMORY_MB:
         raise SettingsError(
             f"{name} is {text[:40]!r}.",
@@ -226,7 +235,7 @@ def settings() -> Settings:
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text with these secrets masked, and those in this process's settings."""
     try:
-        own = settings().secrets
+        own_secrets = settings().secrets
     except SettingsError:
-        own = ()
-    return masking.masked(text, (*own, *secrets))
+        own_secrets = ()
+    return masking.masked(text, (*own_secrets, *secrets))

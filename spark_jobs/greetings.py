@@ -1,4 +1,4 @@
-"""Greetings in two languages: merged, cleaned, converted to capitals, and split into words and letters.
+"""Greetings in two languages: merged, cleaned, in capitals, and split into words and letters.
 
 A greeting is plain text, or JSON with the time at which it was sent. It is written in the same
 form.
@@ -29,7 +29,7 @@ def decode(data: bytes) -> Greeting:
 
 
 def encode(greeting: dict[str, Any]) -> bytes:
-    """Write JSON, without a time zone as in the input, if the greeting has a time; otherwise plain text."""
+    """Write plain text, or JSON if the greeting has a time, which has no time zone in the input."""
     if greeting["timeStamp"] is None:
         return str(greeting["message"]).encode()
     return msgspec.json.encode(greeting | {"timeStamp": greeting["timeStamp"].removesuffix("Z")})
@@ -40,7 +40,7 @@ def note(key: str | None, greeting: Greeting) -> None:
 
 
 def letters(key: str | None, word: str) -> list[tuple[str | None, str]]:
-    """The letters of a word, keyed by the word's key in capitals."""
+    """Return the letters of a word, keyed by the word's key in capitals."""
     return [(key and key.upper(), letter) for letter in word]
 
 

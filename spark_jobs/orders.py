@@ -1,4 +1,4 @@
-"""Retail orders: split by type, counted and summed per store, and joined with the store's address."""
+"""Retail orders: split by type, counted and summed per store, and joined with stores' addresses."""
 
 from datetime import datetime
 from typing import Literal

@@ -1,7 +1,7 @@
 """The orders view, with the paths and bodies that existing clients use."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
 
@@ -25,7 +25,7 @@ class UnknownOrderType(QueryError):
 
 
 class OrderCount(Struct, frozen=True, rename="camel"):
-    """Number of orders of a location, with the order type in answers about both types, and with the window, if any."""
+    """Number of orders of a location, with the order type if there are both, and the window."""
 
     location_id: str
     order_count: Raw
@@ -100,7 +100,7 @@ routes = Routes("orders")
 
 @routes.get("/orders/count")
 async def count_all(stores: Stores, query_other_hosts: OtherHosts = True) -> list[OrderCount]:
-    """Number of orders per location, GENERAL then RESTAURANT."""
+    """Return the number of orders per location, GENERAL then RESTAURANT."""
     return await _list(stores, KINDS, "count", _typed_count, here=not query_other_hosts)
 
 
@@ -111,7 +111,7 @@ async def count_type(
     location_id: str | None = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount] | OrderCount:
-    """Number of orders of one type per location, or of one location."""
+    """Return the number of orders of one type per location, or of one location."""
     if location_id is not None:
         return await _one(stores, order_type, "count", location_id, _count)
     return await _list(stores, [order_type], "count", _count, here=not query_other_hosts)
@@ -119,7 +119,7 @@ async def count_type(
 
 @routes.get("/orders/revenue")
 async def revenue_all(stores: Stores, query_other_hosts: OtherHosts = True) -> list[OrderRevenue]:
-    """Number and revenue of orders per location, GENERAL then RESTAURANT."""
+    """Return the number and revenue of orders per location, GENERAL then RESTAURANT."""
     return await _list(stores, KINDS, "revenue", _revenue, here=not query_other_hosts)
 
 
@@ -130,7 +130,7 @@ async def revenue_type(
     location_id: str | None = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderRevenue] | OrderRevenue:
-    """Number and revenue of orders of one type per location, or of one location."""
+    """Return the number and revenue of orders of one type per location, or of one location."""
     if location_id is not None:
         return await _one(stores, order_type, "revenue", location_id, _revenue)
     return await _list(stores, [order_type], "revenue", _revenue, here=not query_other_hosts)
@@ -143,7 +143,7 @@ async def window_count_all(
     to_time: Time = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount]:
-    """Number of orders per location and window, for all windows or those that start in [from_time, to_time]."""
+    """Return the number of orders per location and window that starts in [from_time, to_time]."""
     times = _times(from_time, to_time)
     return await _list(
         stores, KINDS, "count_window", _window_count, times, here=not query_other_hosts
@@ -158,7 +158,7 @@ async def window_count_type(
     to_time: Time = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount]:
-    """Number of orders of one type per location and window."""
+    """Return the number of orders of one type per location and window."""
     times = _times(from_time, to_time)
     return await _list(
         stores, [order_type], "count_window", _window_count, times, here=not query_other_hosts
@@ -173,7 +173,7 @@ async def window_revenue_type(
     to_time: Time = None,
     query_other_hosts: OtherHosts = True,
 ) -> list[WindowRevenue]:
-    """Number and revenue of orders of one type per location and window."""
+    """Return the number and revenue of orders of one type per location and window."""
     times = _times(from_time, to_time)
     return await _list(
         stores, [order_type], "revenue_window", _window_revenue, times, here=not query_other_hosts
@@ -182,14 +182,14 @@ async def window_revenue_type(
 
 @routes.get("/metadata/all", etag=False)
 async def hosts(stores: Stores) -> list[Host]:
-    """Addresses of the workers, without duplicates."""
+    """Return the addresses of the workers, without duplicates."""
     addresses = await stores.workers("general_orders_count")
     return [Host(address.host, address.port) for address in dict.fromkeys(addresses)]
 
 
 @routes.get("/metadata/{order_type}/{location_id:path}", etag=False)
 async def key_host(stores: Stores, order_type: OrderType, location_id: str) -> KeyHost:
-    """Address of the worker that owns a key."""
+    """Return the address of the worker that owns a key."""
     address = await stores.owner(f"{_valid(order_type)}_count", location_id)
     return KeyHost(address.host, address.port, location_id)
 
@@ -217,20 +217,21 @@ async def _list(
     here: bool,
 ) -> list[Row]:
     valid = [_valid(order_type) for order_type in order_types]
+    start, end = times
 
     async def read() -> list[Row]:
-        answers = await asyncio.gather(
-            *(
-                stores.all(f"{name}_{store}", start=times[0], end=times[1], here=here)
-                for name in valid
-            )
-        )
-        rows = [
-            (KINDS[name], entry)
-            for name, entries in zip(valid, answers, strict=True)
-            for entry in entries
-        ]
-        return await asyncio.to_thread(lambda: [to_row(kind, entry) for kind, entry in rows])
+        queries: list[Awaitable[list[Entry]]] = []
+        for name in valid:
+            queries.append(stores.all(f"{name}_{store}", start=start, end=end, here=here))
+        answers = await asyncio.gather(*queries)
+        return await asyncio.to_thread(to_rows, answers)
+
+    def to_rows(answers: list[list[Entry]]) -> list[Row]:
+        rows: list[Row] = []
+        for name, entries in zip(valid, answers, strict=True):
+            for entry in entries:
+                rows.append(to_row(KINDS[name], entry))
+        return rows
 
     return await stores.cached(read)
 

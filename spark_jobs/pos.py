@@ -1,4 +1,4 @@
-"""Point of sale: shipments, loyalty points, and invoice lines without personal data, from invoices of all stores."""
+"""Invoices from points of sale: shipments, loyalty points, and lines without personal data."""
 
 from decimal import Decimal
 from typing import Annotated, Literal

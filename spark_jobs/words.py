@@ -1,4 +1,4 @@
-"""Words by letter: the latest word, counts, concatenations, collections, and joins with descriptions of the letters."""
+"""Words by letter: latest words, counts, concatenations, collections, joins with descriptions."""
 
 import msgspec
 

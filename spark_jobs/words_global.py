@@ -1,4 +1,4 @@
-"""Words joined with global tables: the descriptions of their letters, and the words with the same key."""
+"""Words joined with global tables: descriptions of their letters, and words with the same key."""
 
 from sluice import Pipeline
 

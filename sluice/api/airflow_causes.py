@@ -1,4 +1,4 @@
-"""What only Airflow's database knows about failures: full pools, paused DAGs, runs that were marked as failed.
+"""What only Airflow's database knows about failures: full pools, paused DAGs, marked runs.
 
 The overview reads Airflow's database at each request. In addition, Airflow's API server reads it
 every `PERIOD_S` seconds, and notes the causes in the ledger, for `sluice status` and the metrics.
@@ -7,14 +7,14 @@ every `PERIOD_S` seconds, and notes the causes in the ledger, for `sluice status
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import msgspec
 import structlog
 
 from sluice.answers import FailureKind
-from sluice.api.runs import DagState, PoolWait, Runs
+from sluice.api.runs import DagState, Runs
 from sluice.errors import EngineError, Overdue
 from sluice.observe.health import not_started
 from sluice.settings import settings
@@ -34,8 +34,8 @@ def explained(
 ) -> list[Failure]:
     """Return the failures of a pipeline with what Airflow's database knows about them.
 
-    If the pipeline's task waits for a slot, or if its run was marked as failed, and `failures` does
-    not contain this yet, adds a failure that says so.
+    Adds a failure if the pipeline's task waits for a slot, or if its run was marked as failed, and
+    `failures` does not say so yet.
     """
     with_causes: list[Failure] = []
     for failure in failures:
@@ -49,19 +49,13 @@ def explained(
             case _:
                 with_causes.append(failure)
     kinds = {failure.kind for failure in with_causes}
-    if (
-        "slot" not in kinds
-        and dag.waits is not None
-        and _is_long(dag.waits, now or datetime.now(UTC))
-    ):
-        with_causes.append(_slot(not_started(pipeline, dag.waits.since), dag))
+    if "slot" not in kinds and dag.waits is not None:
+        waited = (now or datetime.now(UTC)) - dag.waits.since
+        if waited.total_seconds() >= SLOT_SECONDS:
+            with_causes.append(_slot(not_started(pipeline, dag.waits.since), dag))
     if kinds.isdisjoint(("slot", "run")) and dag.marked_by:
         with_causes.append(_marked_run(pipeline, dag))
     return with_causes
-
-
-def _is_long(waits: PoolWait, now: datetime) -> bool:
-    return (now - waits.since).total_seconds() >= SLOT_SECONDS
 
 
 def _slot(failure: Failure, dag: DagState) -> Failure:
@@ -71,17 +65,15 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
     if dag.waits is not None:
         detail, next_step = dag.waits.detail, dag.waits.next_step
     elif dag.paused:
-        detail, next_step = (
-            f"{detail} The DAG is paused.",
-            f"Unpause the DAG {failure.pipeline} in Airflow.",
-        )
+        detail = f"{detail} The DAG is paused."
+        next_step = f"Unpause the DAG {failure.pipeline} in Airflow."
     elif dag.marked_by:
         detail = f"{detail} {_marked(dag)}."
     return msgspec.structs.replace(failure, detail=detail, next_step=next_step)
 
 
 def _overdue(failure: Failure, dag: DagState) -> Failure:
-    """Return the failure, with what to do so that a run reads the records."""
+    """Return the failure, with the next step that gets the records read."""
     next_step = Overdue.next_step
     if dag.paused:
         next_step = (
@@ -98,15 +90,14 @@ def _run(failure: Failure, dag: DagState) -> Failure:
     The run's own process notes this, too. A process that was killed cannot do so.
     """
     run = dag.last_run
-    is_same = run is not None and failure.run.startswith(f"{failure.pipeline}/{run.run}/")
-    if not is_same or failure.is_lasting or dag.attempts_left is None:
+    if run is None or not failure.run.startswith(f"{failure.pipeline}/{run.run}/"):
+        return failure
+    if failure.is_lasting or dag.attempts_left is None:
         return failure
     changed = msgspec.structs.replace(failure, attempts_left=dag.attempts_left)
-    # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. So if
-    # the run has failed all the same, somebody has marked it, even if Airflow has not noted who.
-    is_marked = (
-        run is not None and run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
-    )
+    # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. If the
+    # run has failed all the same, somebody has marked it, even if Airflow has not noted who.
+    is_marked = run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
     if is_marked and not failure.marked:
         changed = msgspec.structs.replace(changed, marked=_marked(dag), repeats_at=None)
     return changed
@@ -115,16 +106,16 @@ def _run(failure: Failure, dag: DagState) -> Failure:
 def _marked_run(pipeline: str, dag: DagState) -> Failure:
     """Return the failure of a run that was marked as failed, and had not failed before."""
     assert dag.last_run is not None
-    failure = Failure.of(
-        EngineError(f"{_marked(dag)}."), pipeline, run=f"{pipeline}/{dag.last_run.run}"
-    )
+    error = EngineError(f"{_marked(dag)}.")
+    failure = Failure.of(error, pipeline, run=f"{pipeline}/{dag.last_run.run}")
     return msgspec.structs.replace(failure, at=dag.last_run.ended_at or failure.at)
 
 
 def _marked(dag: DagState) -> str:
-    """Who has marked the last run as failed, and when."""
-    ended = None if dag.last_run is None else dag.last_run.ended_at
-    at = "" if ended is None else f" at {ended:%H:%M:%S} UTC"
+    """Say who has marked the last run as failed, and when."""
+    at = ""
+    if dag.last_run is not None and dag.last_run.ended_at is not None:
+        at = f" at {dag.last_run.ended_at:%H:%M:%S} UTC"
     return f"{dag.marked_by or 'Somebody'} marked the run as failed in Airflow{at}"
 
 
@@ -136,13 +127,15 @@ def note_causes(ledger: Ledger, runs: Runs) -> None:
             recorded.setdefault(failure.pipeline, []).append(failure)
     # Usually, the ledger has no failure of a kind in `_EXPLAINED`, so Airflow's database is not
     # asked.
-    dags: Mapping[str, DagState] = runs.dags() if recorded else {}
+    if not recorded:
+        return
+    dags = runs.dags()
     for pipeline, failures in recorded.items():
         if pipeline in dags:
-            for before, after in zip(
-                failures, explained(failures, pipeline, dags[pipeline]), strict=False
-            ):
-                ledger.failures.change(before, **{name: getattr(after, name) for name in _FIELDS})
+            with_causes = explained(failures, pipeline, dags[pipeline])
+            for before, after in zip(failures, with_causes, strict=False):
+                changes = {name: getattr(after, name) for name in _FIELDS}
+                ledger.failures.change(before, **changes)
 
 
 async def keep_noting(runs: Runs) -> None:

@@ -43,7 +43,7 @@ class AirflowRuns:
         self.root = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
     def dags(self) -> Mapping[str, DagState]:
-        """Pipeline → its DAG with the newest run."""
+        """Return each pipeline's DAG with its newest run."""
         with create_session() as session:
             # Other DAGs have the tag sluice, too, such as the DAG that sends sample orders.
             with_tag = select(DagTag.dag_id).where(DagTag.name == _TAG)
@@ -60,8 +60,11 @@ class AirflowRuns:
             )
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             tasks = self._tasks(session, runs)
-            waiting, marked = self._waiting(session, tasks.values()), self._marked(session, runs)
-            states = {name: DagState(bool(is_paused), None) for name, is_paused in paused.items()}
+            waiting = self._waiting(session, tasks.values())
+            marked = self._marked(session, runs)
+            states: dict[str, DagState] = {}
+            for name, is_paused in paused.items():
+                states[name] = DagState(bool(is_paused), None)
             for run in runs:
                 task = tasks.get((run.dag_id, run.run_id))
                 states[run.dag_id] = replace(
@@ -74,36 +77,35 @@ class AirflowRuns:
             return states
 
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
-        """DAG → the pool for which its task waits.
+        """Return the pools for whose slots tasks wait, by DAG.
 
         Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it
-        has a slot. So a task in the state `scheduled` waits for a slot.
+        has a slot. A task in the state `scheduled` therefore waits for a slot.
         """
-        waiting = {
-            task.dag_id: task for task in tasks if task.state == "scheduled" and task.scheduled_dttm
-        }
+        waiting: dict[str, Any] = {}
+        for task in tasks:
+            if task.state == "scheduled" and task.scheduled_dttm:
+                waiting[task.dag_id] = task
         if not waiting:
             return {}
         pools = {task.pool for task in waiting.values()}
-        slots = dict(
-            session.execute(select(Pool.pool, Pool.slots).where(Pool.pool.in_(pools))).all()
-        )
+        statement = select(Pool.pool, Pool.slots).where(Pool.pool.in_(pools))
+        slots = dict(session.execute(statement).all())
         holders = self._holders(session, pools)
         waits: dict[str, PoolWait] = {}
         for dag, task in waiting.items():
-            held = holders.get(task.pool, [])
-            taken = sum(holder.pool_slots for holder in held)
-            texts = tuple(_holder_text(holder) for holder in held)
+            taken = 0
+            texts: list[str] = []
+            for holder in holders.get(task.pool, ()):
+                taken += holder.pool_slots
+                texts.append(_holder_text(holder))
             waits[dag] = PoolWait(
-                task.pool, slots.get(task.pool, 0), task.scheduled_dttm, texts, taken
+                task.pool, slots.get(task.pool, 0), task.scheduled_dttm, tuple(texts), taken
             )
         return waits
 
     def _holders(self, session: Session, pools: Iterable[str]) -> dict[str, list[Any]]:
-        """Pool → the tasks that occupy its slots.
-
-        The task that has occupied its slots longest comes first.
-        """
+        """Return the tasks that occupy each pool's slots, the longest-running task first."""
         c = TaskInstance
         columns = c.dag_id, c.task_id, c.pool, c.pool_slots, c.state, c.start_date, c.queued_dttm
         is_counted = or_(
@@ -117,14 +119,15 @@ class AirflowRuns:
         for task in session.execute(statement).all():
             holders.setdefault(task.pool, []).append(task)
         for of_pool in holders.values():
-            of_pool.sort(
-                key=lambda task: (task.start_date or task.queued_dttm or _LONG_AGO, task.dag_id)
-            )
+            of_pool.sort(key=_age_order)
         return holders
 
     def _marked(self, session: Session, runs: Iterable[DagRun]) -> dict[str, str]:
-        """For the failed runs among `runs`: DAG → the user who has marked the run as failed."""
-        failed = [(run.dag_id, run.run_id) for run in runs if str(run.state) == "failed"]
+        """Return the users who have marked runs as failed, by DAG."""
+        failed: list[tuple[str, str]] = []
+        for run in runs:
+            if str(run.state) == "failed":
+                failed.append((run.dag_id, run.run_id))
         if not failed:
             return {}
         statement = (
@@ -170,19 +173,30 @@ class AirflowRuns:
     def _answers(self, session: Session, runs: Iterable[DagRun]) -> list[Run]:
         runs = list(runs)
         tasks = self._tasks(session, runs)
-        return [self._answer(run, tasks.get((run.dag_id, run.run_id))) for run in runs]
+        answers: list[Run] = []
+        for run in runs:
+            answers.append(self._answer(run, tasks.get((run.dag_id, run.run_id))))
+        return answers
 
     def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:
-        """DAG and run → the task whose log explains the run."""
+        """Return the tasks whose logs explain the runs, by DAG and run."""
         if not runs:
             return {}
         c = TaskInstance
         columns = (
-            c.dag_id, c.run_id, c.task_id, c.state, c.start_date, c.try_number, c.max_tries, c.pool, c.scheduled_dttm,
-        )  # fmt: skip
-        instances = select(*columns).where(
-            c.dag_id.in_({run.dag_id for run in runs}), c.run_id.in_({run.run_id for run in runs})
+            c.dag_id,
+            c.run_id,
+            c.task_id,
+            c.state,
+            c.start_date,
+            c.try_number,
+            c.max_tries,
+            c.pool,
+            c.scheduled_dttm,
         )
+        dag_ids = {run.dag_id for run in runs}
+        run_ids = {run.run_id for run in runs}
+        instances = select(*columns).where(c.dag_id.in_(dag_ids), c.run_id.in_(run_ids))
         tasks: dict[tuple[str, str], Any] = {}
         for task in session.execute(instances).all():
             run_key = (task.dag_id, task.run_id)
@@ -195,9 +209,11 @@ class AirflowRuns:
         if task is not None:
             log += f"/tasks/{quote(task.task_id, safe='')}"
         state = str(run.state)
+        if state not in ("running", "success", "failed"):
+            state = "queued"
         return Run(
             run=run.run_id,
-            state=state if state in ("running", "success", "failed") else "queued",  # type: ignore[arg-type]
+            state=state,  # type: ignore[arg-type]
             started_at=run.start_date,
             ended_at=run.end_date,
             log=log,
@@ -206,14 +222,22 @@ class AirflowRuns:
 
 
 def _rank(task: Any) -> tuple[bool, float]:
-    """Return a sort key, largest for the task whose log explains a run: a failed task, or else the task started last."""
-    return str(task.state) == "failed", task.start_date.timestamp() if task.start_date else 0.0
+    """Return a sort key that is largest for the task whose log explains a run.
+
+    This is a failed task, or else the task that was started last.
+    """
+    started = task.start_date.timestamp() if task.start_date else 0.0
+    return str(task.state) == "failed", started
+
+
+def _age_order(task: Any) -> tuple[datetime, str]:
+    return task.start_date or task.queued_dttm or _LONG_AGO, task.dag_id
 
 
 def _attempts_left(task: Any) -> int | None:
     """Return the attempts that a task has left.
 
-    Return None if it has not failed, or an attempt goes on.
+    Return None if it has not failed, or if an attempt is running.
     """
     if task is None or task.state not in ("failed", "up_for_retry"):
         return None

@@ -40,7 +40,7 @@ class Mounted:
 
 
 class CausesNoted:
-    """A middleware of Airflow's API server, which notes the causes of failures while the server runs."""
+    """A middleware of Airflow's API server that notes the causes of failures."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

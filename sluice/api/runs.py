@@ -43,7 +43,10 @@ class PoolWait:
         """How the task gets a slot."""
         if not self._is_full:
             return "Look at Airflow's own limits, such as core.parallelism, and at its scheduler."
-        return f"Wait until these tasks have ended, end one, or give the pool {self.pool} more slots in Airflow."
+        return (
+            "Wait until these tasks have ended, end one, or give the pool "
+            f"{self.pool} more slots in Airflow."
+        )
 
     @property
     def _is_full(self) -> bool:
@@ -59,8 +62,8 @@ class DagState:
     waits: PoolWait | None = None
     """What the task of the last run waits for; None if it does not wait for a slot."""
     attempts_left: int | None = None
-    """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or
-    one goes on."""
+    """How many attempts Airflow has left for the last run's task. None before the first attempt has
+    ended, and while an attempt is running."""
     marked_by: str = ""
     """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted
     nobody."""
@@ -73,7 +76,7 @@ class Runs(Protocol):
     """The URL path of Airflow; empty for `/`."""
 
     def dags(self) -> Mapping[str, DagState]:
-        """Pipeline → the state of its DAG."""
+        """Return the state of each pipeline's DAG."""
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
         """Return the newest runs of a pipeline, newest first."""

@@ -40,17 +40,18 @@ class Services:
     _held: HeldPartitions = field(default_factory=HeldPartitions, repr=False)
 
     def held_since(self, lag: Lag) -> datetime | None:
-        """Since when open transactions have held back unread records.
+        """Return since when open transactions have held back unread records.
 
-        None if they hold back none, or have done so for less than `HELD_SECONDS`.
+        Return None if they hold back none, or have done so for less than `HELD_SECONDS`.
         """
         now = datetime.now(UTC)
         since = self._held.since(lag, now)
-        is_hanging = since is not None and (now - since).total_seconds() > HELD_SECONDS
-        return since if is_hanging else None
+        if since is None or (now - since).total_seconds() <= HELD_SECONDS:
+            return None
+        return since
 
     async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:
-        """Pipeline → its lag, with one request to the broker for all pipelines.
+        """Return each pipeline's lag, with one request to the broker for all pipelines.
 
         `positions` has all topics that a pipeline reads. Raises BrokersUnreachable.
         """

@@ -65,7 +65,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _not_async(function: Function) -> Function:
-    """Replace AsyncIterator by Iterator in the signature that `wraps` has copied from a coroutine."""
+    """Replace AsyncIterator by Iterator in the signature that `wraps` copied from a coroutine."""
     signature = inspect.signature(function)
     returns = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
     function.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]

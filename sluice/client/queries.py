@@ -1,4 +1,4 @@
-"""The queries of the REST API, independent of the transport, which `AsyncClient` and `Client` add."""
+"""The queries of the REST API, without the transport, which `AsyncClient` and `Client` add."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import chain
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
@@ -74,7 +73,7 @@ class ReadPoint(TypedDict, total=False):
 
 
 class RangeParameters(ReadPoint, total=False):
-    """Keys from `first` to `last`, or keys with a prefix; and windows that start between `start` and `end`."""
+    """Keys from `first` to `last`, or with a prefix; windows that start from `start` to `end`."""
 
     first: str
     last: str
@@ -111,17 +110,16 @@ class Queries:
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def overview(self) -> list[Overview]:
-        """Return the health, unread records, last run and dead letters of each pipeline; worst health first.
+        """Return each pipeline's health, unread records, last run and dead letters.
 
-        The dead letters are those of the last 24 hours.
+        The worst health comes first. The dead letters are those of the last 24 hours.
         """
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
         """Return the newest batches of a pipeline with their audits, newest first."""
-        return await self._send(
-            _query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit)
-        )
+        path = _of_pipeline(pipeline, "batches")
+        return await self._send(_query(path, list[BatchHistory], limit=limit))
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
         """Return the newest runs of a pipeline's DAG in Airflow, newest first.
@@ -131,53 +129,49 @@ class Queries:
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
-        """Return a pipeline's current generation, and the generations of unfinished rebuilds or replays."""
+        """Return a pipeline's current generation, and those of unfinished rebuilds and replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
-    async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
-        """Return the value of one key.
-
-        In a store with windows, the values of all windows of the key.
+    async def get(self, store: str, key: Any, **read_point: Unpack[ReadPoint]) -> Entries:
+        """Return the value of one key, or in a store with windows, the values of all its windows.
 
         Raises NotFound if there is no value. A key that is not a str, such as a number, a date or a
         dict, is first turned into the text that `sluice.key_text` returns.
         """
         text = lookup_key(key)
         if "\n" not in text and "\r" not in text:
-            return await self._send(_query(_path(store, "keys", text), Entries, moment))
+            return await self._send(_query(_path(store, "keys", text), Entries, read_point))
         # Airflow's router accepts no line break in a path.
-        answer = await self.multi_get(store, [text], **moment)
+        answer = await self.multi_get(store, [text], **read_point)
         if not answer.entries:
             raise NotFound(f"Store {store!r} has no key {text!r} in snapshot {answer.snapshot.id}.")
         return answer
 
     async def multi_get(
-        self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]
+        self, store: str, keys: Iterable[Any], **read_point: Unpack[ReadPoint]
     ) -> Entries:
         """Return the values of several keys, in the order of `keys`.
 
-        Keys without a value are left out.
-
-        If the keys are too long for one request, the client sends several; all answers are from one
-        snapshot.
+        Keys without a value are left out. If the keys are too long for one request, the client
+        sends several; all answers are from one snapshot.
         """
-        first, *others = _requested_keys([*dict.fromkeys(map(lookup_key, keys))])
-        answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
+        texts = dict.fromkeys(lookup_key(key) for key in keys)
+        first, *others = _requested_keys(list(texts))
+        path = _path(store, "keys")
+        answers = [await self._send(_query(path, Entries, read_point, key=first))]
         if not others:
             return answers[0]
         # The first answer says which snapshot the other requests must read.
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
-        if "require" in moment:
-            pinned["require"] = moment["require"]
-        answers += [
-            await self._send(_query(_path(store, "keys"), Entries, pinned, key=more))
-            for more in others
-        ]
+        if "require" in read_point:
+            pinned["require"] = read_point["require"]
+        for more in others:
+            answers.append(await self._send(_query(path, Entries, pinned, key=more)))
         return join_answers(answers)
 
-    async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
-        """Return the windows of a key that start between `start` and `end` (both included), in order."""
-        return await self._send(_query(_path(store, "keys", lookup_key(key)), Entries, part))
+    async def windows(self, store: str, key: Any, **selection: Unpack[RangeParameters]) -> Entries:
+        """Return the windows of a key that start between `start` and `end` (included), in order."""
+        return await self._send(_query(_path(store, "keys", lookup_key(key)), Entries, selection))
 
     async def page(
         self,
@@ -186,11 +180,11 @@ class Queries:
         limit: int = 100,
         cursor: str = "",
         worker: int | None = None,
-        **part: Unpack[RangeParameters],
+        **selection: Unpack[RangeParameters],
     ) -> Entries:
         """Return a page of entries, in order, from all workers or from one worker."""
         query = _query(
-            _path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker
+            _path(store), Entries, selection, limit=limit, cursor=cursor or None, worker=worker
         )
         return await self._send(query)
 
@@ -200,15 +194,15 @@ class Queries:
         *,
         limit: int = 1_000,
         worker: int | None = None,
-        **part: Unpack[RangeParameters],
+        **selection: Unpack[RangeParameters],
     ) -> AsyncIterator[Entry]:
-        """Yield all entries in order, from one snapshot. Requests `limit` entries at a time.
+        """Yield all entries in order, from one snapshot. Request `limit` entries at a time.
 
         Raises StateError if a worker is unavailable. In this case, `page` still returns the entries
         of the other workers.
         """
         # If a page could be partial, entries would be missing and the caller would not notice.
-        complete: RangeParameters = {"require": "complete", **part}
+        complete: RangeParameters = {"require": "complete", **selection}
         cursor = ""
         while True:
             page = await self.page(store, limit=limit, cursor=cursor, worker=worker, **complete)
@@ -218,8 +212,8 @@ class Queries:
             if not cursor:
                 return
 
-    async def count(self, store: str, **part: Unpack[RangeParameters]) -> Count:
-        return await self._send(_query(_path(store, "count"), Count, part))
+    async def count(self, store: str, **selection: Unpack[RangeParameters]) -> Count:
+        return await self._send(_query(_path(store, "count"), Count, selection))
 
     async def top(
         self,
@@ -228,11 +222,11 @@ class Queries:
         *,
         limit: int = 10,
         smallest: bool = False,
-        **part: Unpack[RangeParameters],
+        **selection: Unpack[RangeParameters],
     ) -> Entries:
         """Return the entries with the largest numbers in a field, or with the smallest."""
         query = _query(
-            _path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest
+            _path(store, "top"), Entries, selection, field=field, limit=limit, smallest=smallest
         )
         return await self._send(query)
 
@@ -261,11 +255,11 @@ class Queries:
         group_by: str = "_all",
         order: str = "group",
         limit: int = 1_000,
-        **part: Unpack[RangeParameters],
+        **selection: Unpack[RangeParameters],
     ) -> Groups:
-        """For each group, the number of entries, and the sum, minimum and maximum of a field."""
+        """Return each group's number of entries, and the sum, minimum and maximum of a field."""
         options = {"field": field, "group_by": group_by, "order": order, "limit": limit}
-        return await self._send(_query(_path(store, "combine"), Groups, part, **options))
+        return await self._send(_query(_path(store, "combine"), Groups, selection, **options))
 
     async def changes(
         self, store: str, *, pipeline: str | None = None, since: str | None = None
@@ -283,7 +277,8 @@ class Queries:
             # `_lines` does not log in, so this request does if necessary.
             await self.stores()
             begun = time.monotonic()
-            async with self._lines(query, {"Last-Event-ID": since} if since else {}) as lines:
+            headers = {"Last-Event-ID": since} if since else {}
+            async with self._lines(query, headers) as lines:
                 events = _Events()
                 async for line in lines:
                     for change in events.read(line):
@@ -291,10 +286,10 @@ class Queries:
                         yield change
             # The server ends a stream when its log-in expires. The next request logs in again.
             is_renewable = self._connection.can_log_in and time.monotonic() - begun > _SHORT_SECONDS
-        last = f": since={since!r}" if since else ""
+        example = f": since={since!r}" if since else ""
         raise StateError(
             "The server ended the stream of changes.",
-            next_step=f"Ask again for the changes since the last one{last}.",
+            next_step=f"Ask again for the changes since the last one{example}.",
         )
 
     async def _send(self, query: Query[T]) -> T:
@@ -339,7 +334,7 @@ class Connection:
         return self._user is not None and self._password is not None
 
     def log_in_request(self) -> dict[str, Any]:
-        """Arguments of the POST request that logs in."""
+        """Return the arguments of the POST request that logs in."""
         return {
             "url": f"{self._address}/auth/token",
             "json": {"username": self._user, "password": self._password},
@@ -354,12 +349,15 @@ class Connection:
         except msgspec.MsgspecError:
             raise StateError(
                 f"{shown_url(self._address)}/auth/token did not answer with a token of Airflow.",
-                next_step="Check the address: another server, such as a proxy, may have answered. Or pass a token.",
+                next_step=(
+                    "Check the address: another server, such as a proxy, may have answered. "
+                    "Or pass a token."
+                ),
             ) from None
         self._headers = {"Authorization": f"Bearer {token}"}
 
     def request(self, query: Query[Any]) -> dict[str, Any]:
-        """Arguments of the GET request of a query."""
+        """Return the arguments of the GET request of a query."""
         return {
             "url": self._address + query.path,
             "params": query.parameters or None,
@@ -380,7 +378,10 @@ def _require_url(address: str) -> None:
     if not is_url:
         raise SettingsError(
             "The address of the REST API is not a URL with http:// or https:// and a host.",
-            next_step="Write for example http://127.0.0.1:8080. For sluice query, SLUICE_URL sets the address.",
+            next_step=(
+                "Write for example http://127.0.0.1:8080. For sluice query, SLUICE_URL sets the "
+                "address."
+            ),
         )
 
 
@@ -391,7 +392,7 @@ class _Events:
         self._fields: dict[str, str] = {}
 
     def read(self, line: str) -> Iterator[Change]:
-        """Read a line. Yields a change if the line completes an event."""
+        """Read a line, and yield a change if the line completes an event."""
         if line:
             name, _, value = line.partition(":")
             self._fields[name] = value.removeprefix(" ")
@@ -405,22 +406,23 @@ class _Events:
             yield msgspec.structs.replace(_decode(data.encode(), Change), event=event)
 
 
-def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
+def _query(path: str, answer: type[T], selection: Any = None, **options: Any) -> Query[T]:
     """Build a query from all parameters that are not None."""
-    parameters = {
-        _OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()
-    } | options
+    parameters: dict[str, Any] = {}
+    for name, value in (selection or {}).items():
+        parameters[_OTHER_NAMES.get(name, name)] = value
+    parameters |= options
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():
-        if value is not None:
-            items = value if isinstance(value, list) else [value]
-            pairs += [(name, _parameter_text(item)) for item in items]
+        if isinstance(value, list):
+            for item in value:
+                pairs.append((name, str(item)))
+        elif isinstance(value, bool):
+            # The REST API has true and false in lower case.
+            pairs.append((name, str(value).lower()))
+        elif value is not None:
+            pairs.append((name, str(value)))
     return Query(path, answer, pairs)
-
-
-def _parameter_text(value: Any) -> str:
-    # The REST API has true and false in lower case.
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _requested_keys(keys: list[str]) -> list[list[str]]:
@@ -443,37 +445,47 @@ def join_answers(answers: list[Entries]) -> Entries:
 
     A worker counts as unavailable if it was unavailable for any of the answers.
     """
+    entries: list[Entry] = []
     workers: dict[int, WorkerStatus] = {}
-    for worker in chain.from_iterable(answer.workers for answer in answers):
-        earlier = workers.get(worker.number, worker)
-        workers[worker.number] = max(
-            earlier, worker, key=lambda status: (status.status != "ok", status.standby)
-        )
+    for answer in answers:
+        entries += answer.entries
+        for worker in answer.workers:
+            earlier = workers.get(worker.number, worker)
+            workers[worker.number] = max(earlier, worker, key=_badness)
     return msgspec.structs.replace(
         answers[0],
-        entries=list(chain.from_iterable(answer.entries for answer in answers)),
+        entries=entries,
         workers=tuple(workers[number] for number in sorted(workers)),
         partial=any(answer.partial for answer in answers),
         standby=any(answer.standby for answer in answers),
     )
 
 
-def _path(store: str, *parts: str) -> str:
-    return "/".join((STORES, *map(_segment, (store, *parts))))
+def _badness(status: WorkerStatus) -> tuple[bool, bool]:
+    """Return a sort key: unavailable workers come last, after workers whose standby answered."""
+    return status.status != "ok", status.standby
+
+
+def _path(store: str, *texts: str) -> str:
+    segments = [_segment(text) for text in (store, *texts)]
+    return "/".join([STORES, *segments])
 
 
 def _segment(text: str) -> str:
     # HTTP clients remove the segments "." and ".." from a path unless they are encoded.
-    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
+    if text in (".", ".."):
+        return text.replace(".", "%2E")
+    return quote(text, safe="")
 
 
-def _of_pipeline(pipeline: str, what: str) -> str:
-    return f"/sluice/v1/pipelines/{quote(pipeline, safe='')}/{what}"
+def _of_pipeline(pipeline: str, resource: str) -> str:
+    return f"/sluice/v1/pipelines/{quote(pipeline, safe='')}/{resource}"
 
 
 def _decode(content: bytes, answer: type[T]) -> T:
     try:
-        return msgspec.convert(msgspec.json.Decoder(float_hook=Decimal).decode(content), answer)
+        value = msgspec.json.Decoder(float_hook=Decimal).decode(content)
+        return msgspec.convert(value, answer)
     except msgspec.MsgspecError as error:
         raise StateError(f"Unexpected response body: {error}") from None
 
@@ -500,7 +512,7 @@ def _invalid(error: httpx.InvalidURL) -> QueryError:
 
 @contextmanager
 def transport_errors() -> Iterator[None]:
-    """Raise StateError if there is no valid HTTP response in the block, and QueryError for an invalid URL."""
+    """Raise StateError if no valid HTTP response comes, and QueryError for an invalid URL."""
     try:
         yield
     except httpx.RequestError as error:
@@ -513,6 +525,7 @@ def _unreachable(error: httpx.RequestError) -> StateError:
     """Return the error for a server that does not answer, or whose response cannot be decoded."""
     url = error.request.url
     return StateError(
-        f"The REST API at {url.scheme}://{url.netloc.decode()} cannot be reached ({type(error).__name__}).",
+        f"The REST API at {url.scheme}://{url.netloc.decode()} cannot be reached "
+        f"({type(error).__name__}).",
         next_step="Start Airflow or `sluice serve --rest`, or correct the address.",
     )

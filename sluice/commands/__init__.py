@@ -1,1 +1,1 @@
-"""The command line: `cli` has the command `sluice` and lists the file of each command; `console` prints output."""
+"""The command line: `cli` is the command `sluice`, with a list of all commands."""

@@ -23,9 +23,9 @@ def backup(
         Ledger.open(settings().ledger) as ledger,
         out.status("backing up") as status,
     ):
-        made = back_up(ledger, folder, status.update)
+        new_backup = back_up(ledger, folder, status.update)
         status.stop()
-        for generation in made.generations:
+        for generation in new_backup.generations:
             out.print(
                 f"{generation.pipeline}: snapshot {generation.generation}.{generation.batch}",
                 markup=False,

@@ -14,6 +14,9 @@ FromTopics = Annotated[
     bool,
     typer.Option(
         "--from-topics",
-        help="Go on if the topics have deleted records that the state contains, and compute the state without them.",
+        help=(
+            "Go on if the topics have deleted records that the state contains, and compute the "
+            "state without them."
+        ),
     ),
 ]

@@ -48,7 +48,7 @@ FormOption = Annotated[Form, typer.Option("--format", help="The output format.")
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Print a SluiceError as a message instead of a traceback, and end the command with status 1."""
+    """Print a SluiceError as a message without a traceback, and end the command with status 1."""
     try:
         yield
     except SluiceError as error:
@@ -91,12 +91,11 @@ class Commands(TyperGroup):
                 # correct.
                 raise
             extra = "client" if package == "httpx" else "spark"
-            show(
-                PreflightError(
-                    f"This command needs the package {package}, which is not installed.",
-                    next_step=f"Run: pip install 'sluice-streams[{extra}]'",
-                )
+            missing = PreflightError(
+                f"This command needs the package {package}, which is not installed.",
+                next_step=f"Run: pip install 'sluice-streams[{extra}]'",
             )
+            show(missing)
             raise typer.Exit(1) from None
 
 
@@ -119,7 +118,10 @@ def _prepare_all(command: Any, ctx: Any) -> None:
 
 
 def _prepare(parameters: Iterable[Any]) -> None:
-    """Make parameters refuse numbers such as `1_000` and ` 5 `, which typer accepts, and accept any text quickly."""
+    """Make parameters refuse numbers such as `1_000` and ` 5 `, which typer accepts.
+
+    Parameters that are texts or flags accept any value, without typer's slow checks.
+    """
     for parameter in parameters:
         kind = parameter.type_descriptor.annotation
         if {int, float} & {kind, *get_args(kind)}:
@@ -136,7 +138,12 @@ def _number(parameter: Any, process: Callable[[Any, Any], Any], ctx: Any, value:
 
 def print_rows(rows: list[dict[str, Any]], form: Form) -> None:
     """Print rows, with a column for each name that occurs in a row."""
-    {Form.TABLE: _print_table, Form.JSON: print_json, Form.CSV: _print_csv}[form](rows)
+    if form is Form.TABLE:
+        _print_table(rows)
+    elif form is Form.CSV:
+        _print_csv(rows)
+    else:
+        print_json(rows)
 
 
 def print_json(value: Any) -> None:
@@ -148,8 +155,12 @@ def printable(text: str) -> Text:
     """Return the text without control characters, and never interpreted as markup."""
     from rich.text import Text
 
-    # Control characters in a record could change what the terminal shows.
-    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
+    letters = list(text)
+    for position, letter in enumerate(letters):
+        # Control characters in a record could change what the terminal shows.
+        if not letter.isprintable():
+            letters[position] = "�"
+    return Text("".join(letters))
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
@@ -168,7 +179,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         is_number = all(isinstance(row.get(name), int | Decimal | None) for row in rows)
         table.add_column(printable(name), justify="right" if is_number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(printable(_text(row.get(name))) for name in names))
+        cells = [printable(_text(row.get(name))) for name in names]
+        table.add_row(*cells)
     wide.print(table)
 
 
@@ -180,4 +192,6 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else _ENCODER.encode(value).decode()
+    if isinstance(value, str):
+        return value
+    return _ENCODER.encode(value).decode()

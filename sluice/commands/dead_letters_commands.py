@@ -38,13 +38,14 @@ def list_dead_letters(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters.")] = 20,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """List a pipeline's newest dead letters: reason, position of the record, error, key and value."""
+    """List a pipeline's newest dead letters: reason, position, error, key and value of a record."""
     from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 
     with errors_as_messages():
         chosen = DeadLetterFilter(reason, _time(since), partition)
         matches = find_dead_letters(settings().kafka, pipeline, chosen, limit, sys.maxsize)
-        print_rows([_row(letter, matches.marker(letter)) for letter in matches.letters], form)
+        rows = [_row(letter, matches.marker(letter)) for letter in matches.letters]
+        print_rows(rows, form)
         if not matches.complete:
             err.print(
                 "The dead letters could not all be read in time: limit the search with --since."
@@ -84,24 +85,30 @@ def _time(text: str) -> datetime | None:
     from sluice.query.time_texts import parse_time
 
     ms = parse_time("--since", text or None)
+    if ms is None:
+        return None
     # Kafka has no timestamps before 1970, so an earlier time selects all dead letters.
-    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+    return datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 
 def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
-    row = {
+    position = [letter.header(name) or "-" for name in ("topic", "partition", "offset")]
+    row: dict[str, Any] = {
         "time": letter.at.isoformat(timespec="milliseconds"),
         "reason": letter.reason,
-        "record": "/".join(letter.header(name) or "-" for name in ("topic", "partition", "offset")),
+        "record": "/".join(position),
         "error": letter.header("detail"),
-        "step": letter.header("step") or None,
-        "failures": len(letter.history) + 1 if letter.history else None,
-        "redriven": marker.at.isoformat(timespec="milliseconds") if marker else None,
-        "key": letter.header("key") or _as_text(letter.key),
-        "value": _as_text(letter.value),
     }
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def _as_text(content: bytes | None) -> str | None:
-    return None if content is None else content.decode(errors="replace")
+    if letter.header("step"):
+        row["step"] = letter.header("step")
+    if letter.history:
+        row["failures"] = len(letter.history) + 1
+    if marker:
+        row["redriven"] = marker.at.isoformat(timespec="milliseconds")
+    if letter.header("key"):
+        row["key"] = letter.header("key")
+    elif letter.key is not None:
+        row["key"] = letter.key.decode(errors="replace")
+    if letter.value is not None:
+        row["value"] = letter.value.decode(errors="replace")
+    return row

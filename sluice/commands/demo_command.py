@@ -23,7 +23,7 @@ def demo(
         typer.Option(help="Airflow's port; default: 8080 or, if it is taken, any free port."),
     ] = None,
 ) -> None:
-    """Start Kafka and Airflow, send an example's records, let its pipeline run, and check the results."""
+    """Start Kafka and Airflow, send an example's records, run its pipeline, check the results."""
     from sluice.examples import demo as demos
 
     with errors_as_messages():

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Rebuild a pipeline's state in a new generation, compare it with the current one, and promote or drop it.",
+    help=(
+        "Rebuild a pipeline's state in a new generation, compare it with the current one, and "
+        "promote or drop it."
+    ),
 )
 
 
@@ -38,15 +41,19 @@ def list_generations(pipeline: PipelineName) -> None:
 
 
 def _row(generation: Generation) -> dict[str, Any]:
-    snapshot = generation.snapshot
-    topology = ""
+    state, topology = "current", ""
     if not generation.current:
+        state = "built beside it"
         topology = "the same" if generation.same_topology else "changed"
+    snapshot, published = None, None
+    if generation.snapshot is not None:
+        snapshot = generation.snapshot.id
+        published = f"{generation.snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"
     return {
         "generation": generation.generation,
-        "state": "current" if generation.current else "built beside it",
-        "snapshot": None if snapshot is None else snapshot.id,
-        "published": None if snapshot is None else f"{snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC",
+        "state": state,
+        "snapshot": snapshot,
+        "published": published,
         "topology": topology,
     }
 
@@ -59,15 +66,19 @@ def replay(
         typer.Option(
             "--from",
             metavar="POINT",
-            help="Where to begin to read the streams: beginning, a time, or TOPIC/PARTITION/OFFSET,...; "
-            "default: where the current generation began.",
+            help=(
+                "Where to begin to read the streams: beginning, a time, or "
+                "TOPIC/PARTITION/OFFSET,...; default: where the current generation began."
+            ),
         ),
     ] = "",
     until: Annotated[
         str,
         typer.Option(
             metavar="POINT",
-            help="Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot.",
+            help=(
+                "Where to end: a time or TOPIC/PARTITION/OFFSET,...; default: the newest snapshot."
+            ),
         ),
     ] = "",
     from_topics: FromTopics = False,
@@ -84,13 +95,19 @@ def replay(
     with errors_as_messages():
         # An invalid point is reported before Spark starts.
         Span.parse(begin, until)
-    points = [f"--{name}={text}" for name, text in (("from", begin), ("until", until)) if text]
-    submit(pipeline, master, "--replay", *points, *(["--from-topics"] if from_topics else []))
+    options = ["--replay"]
+    if begin:
+        options.append(f"--from={begin}")
+    if until:
+        options.append(f"--until={until}")
+    if from_topics:
+        options.append("--from-topics")
+    submit(pipeline, master, *options)
 
 
 @app.command()
 def promote(pipeline: PipelineName, master: Master = LOCAL) -> None:
-    """Make the generation of a replay current, after it has processed the batches that were published meanwhile."""
+    """Make the generation of a replay current, once it has caught up with the published batches."""
     submit(pipeline, master, "--promote")
 
 

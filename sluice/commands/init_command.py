@@ -33,7 +33,9 @@ def create(folder: Path) -> list[Path]:
     Raises SettingsError if the folder is not empty or not writable.
     """
     try:
-        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        is_free = not folder.exists()
+        if folder.is_dir():
+            is_free = not any(folder.iterdir())
     except OSError as error:
         raise SettingsError(
             f"Cannot read {folder}: {error.strerror}.", next_step="Choose another folder."
@@ -46,10 +48,11 @@ def create(folder: Path) -> list[Path]:
         # Tests compile the template's files, and the compiled files do not belong to a project.
         if source.is_dir() or source.suffix == ".pyc":
             continue
-        place = source.relative_to(_TEMPLATE)
+        file = folder / source.relative_to(_TEMPLATE)
         # The template's .gitignore has no dot, because packaging tools omit files whose names begin
         # with a dot.
-        file = folder / (place.with_name(".gitignore") if place.name == "gitignore" else place)
+        if file.name == "gitignore":
+            file = file.with_name(".gitignore")
         text = source.read_text()
         for word, meaning in words.items():
             text = text.replace(word, meaning)

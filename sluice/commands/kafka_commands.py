@@ -37,8 +37,7 @@ def kafka_stop(folder: Folder = None) -> None:
 
     with errors_as_messages():
         broker = stop(folder or settings().home / "kafka")
-        out.print(
-            "No broker is running."
-            if broker is None
-            else f"Stopped the broker on {broker.bootstrap}"
-        )
+        if broker is None:
+            out.print("No broker is running.")
+        else:
+            out.print(f"Stopped the broker on {broker.bootstrap}")

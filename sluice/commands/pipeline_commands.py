@@ -28,8 +28,8 @@ def explain(
 ) -> None:
     """Print a pipeline's plan: what its query reads, stores and writes.
 
-    With --master: also the topics' partitions, the tasks that Spark runs for them, the cores, and
-    the shards.
+    With --master, also print the topics' partitions, the tasks that Spark runs for them, the cores,
+    and the shards.
     """
     from sluice.plan import explain, plan
 
@@ -48,8 +48,10 @@ def check(
         bool,
         typer.Option(
             "--no-spark",
-            help="Only load the files, and print what has changed since the newest snapshots. "
-            "Exit with 3 if runs would stop, with 4 if results change.",
+            help=(
+                "Only load the files, and print what has changed since the newest snapshots. "
+                "Exit with 3 if runs would stop, with 4 if results change."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -64,7 +66,10 @@ def check(
     plans: list[Plan] = []
     status = 0
     with errors_as_messages():
-        loaded = Loaded([load(pipeline)], []) if pipeline else load_pipelines(settings().pipelines)
+        if pipeline:
+            loaded = Loaded([load(pipeline)], [])
+        else:
+            loaded = load_pipelines(settings().pipelines)
         errors += [file.error for file in loaded.broken]
         for definition in loaded.pipelines:
             try:
@@ -86,7 +91,7 @@ def check(
 
 
 def _check_with_spark(plans: Sequence[Plan]) -> Iterable[SluiceError]:
-    """Let Spark check the pipelines. Prints the warnings, and returns the errors."""
+    """Let Spark check the pipelines. Print the warnings, and return the errors."""
     from sluice.engine.run.pipeline_check import check as check_with_spark
 
     if not plans:
@@ -106,7 +111,7 @@ _STATUS = {"stop": 3, "warning": 4, "note": 0}
 
 
 def _compare(plans: Sequence[Plan]) -> int:
-    """Print what has changed since the newest snapshots. Returns the status for this."""
+    """Print what has changed since the newest snapshots. Return the status to exit with."""
     from sluice.support.pandas_on_demand import import_pandas_on_demand
 
     # Without pandas, these imports take a fifth less time.
@@ -144,7 +149,8 @@ def _print_comparison(planned: Plan, compared: Comparison) -> None:
 def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
     from sluice.values.shared_topics import shared_topics
 
-    for shared in shared_topics({planned.pipeline.name: planned.job.outputs for planned in plans}):
+    outputs = {planned.pipeline.name: planned.job.outputs for planned in plans}
+    for shared in shared_topics(outputs):
         out.print(f"warning: {shared}", markup=False, soft_wrap=True)
 
 
@@ -206,13 +212,18 @@ def run(
     linger: Annotated[
         str,
         typer.Option(
-            help='After the last record, wait this long for more, e.g. "5 minutes"; default: set by the pipeline.'
+            help=(
+                'After the last record, wait this long for more, e.g. "5 minutes"; default: set by '
+                "the pipeline."
+            )
         ),
     ] = "",
 ) -> None:
     """Run a pipeline with spark-submit, without Airflow, until it has read all records."""
     with errors_as_messages():
-        linger_ms = _linger_ms(linger) if linger else settings().linger_ms
+        linger_ms = settings().linger_ms
+        if linger:
+            linger_ms = _linger_ms(linger)
     submit(pipeline, master, linger_ms=linger_ms)
 
 
@@ -244,33 +255,33 @@ def rebuild(
     master: Master = LOCAL,
 ) -> None:
     """Rebuild a pipeline's state from its topics; meanwhile, queries read the old state."""
-    options = [
-        name
-        for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics))
-        if given
-    ]
-    submit(pipeline, master, "--rebuild", *options)
+    options = ["--rebuild"]
+    if changed_only:
+        options.append("--changed-only")
+    if from_topics:
+        options.append("--from-topics")
+    submit(pipeline, master, *options)
 
 
 def repartition(pipeline: PipelineName) -> None:
     """Spread a pipeline's state over the number of workers that its file now has.
 
-    No run may be in progress.
-
-    Stores keep their values, and the next run continues where the last run stopped. The topics are
-    not read.
+    No run may be in progress. Stores keep their values, and the next run continues where the last
+    run stopped. The topics are not read.
     """
     from sluice.operations.repartition import repartition as spread
     from sluice.plan import plan
 
     with errors_as_messages(), out.status("moving rows") as status:
-        made = spread(plan(load(pipeline)).job, settings(), status.update)
+        outcome = spread(plan(load(pipeline)).job, settings(), status.update)
         status.stop()
-        workers = counted(made.workers, "worker")
-        if made.rows is None:
-            message = f"{pipeline} already has {workers}, in generation {made.generation}; nothing was moved"
+        workers = counted(outcome.workers, "worker")
+        generation = f"generation {outcome.generation}"
+        if outcome.rows is None:
+            message = f"{pipeline} already has {workers}, in {generation}; nothing was moved"
         else:
-            message = f"{pipeline} is now generation {made.generation}, with {counted(made.rows, 'row')} on {workers}"
+            rows = counted(outcome.rows, "row")
+            message = f"{pipeline} is now {generation}, with {rows} on {workers}"
         out.print(message, markup=False)
 
 
@@ -286,7 +297,10 @@ def audit(
         bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")
     ] = False,
 ) -> None:
-    """Account for every record that was read; exit with 1 if one is missing or a shard is damaged."""
+    """Account for every record that was read.
+
+    Exit with 1 if a record is missing or a shard is damaged.
+    """
     from sluice.observe.audit_report import report
 
     with errors_as_messages():

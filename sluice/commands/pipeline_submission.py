@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
-    """Run the driver of a pipeline with these options, and end the command with the driver's status."""
+    """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
         from sluice.errors import EngineError
         from sluice.kafka.brokers import require_brokers
@@ -28,9 +28,12 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         started_at = now()
         try:
             with submission(
-                replace(settings(), linger_ms=linger_ms), settings().kafka, master, [*options, pipeline],
+                replace(settings(), linger_ms=linger_ms),
+                settings().kafka,
+                master,
+                [*options, pipeline],
                 delta=definition.needs_delta,
-            ) as submitted:  # fmt: skip
+            ) as submitted:
                 with note_failure(settings(), pipeline):
                     require_brokers(settings().kafka)
                 status = submitted.run()

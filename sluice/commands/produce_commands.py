@@ -59,11 +59,9 @@ def orders(
             topic=topic,
             progress=lambda sent: progress.update(bar, completed=sent),
         )
-    created = (
-        f", created the topics {', '.join(produced.created_topics)}"
-        if produced.created_topics
-        else ""
-    )
+    created = ""
+    if produced.created_topics:
+        created = f", created the topics {', '.join(produced.created_topics)}"
     counts = f"{produced.orders:,} orders ({produced.bad:,} bad) and {produced.stores:,} stores"
     out.print(f"{counts} in {produced.seconds:.1f} s{created}")
 
@@ -87,7 +85,8 @@ def _producer(name: str) -> Callable[..., None]:
             samples = sample.samples(count or sample.count, seed, _epoch_ms(start))
             created = create_example_topics(kafka, sample)
             sent = produce_samples(kafka, sample, samples)
-            out.print(", ".join(f"{number:,} records in {topic}" for topic, number in sent.items()))
+            counts = [f"{number:,} records in {topic}" for topic, number in sent.items()]
+            out.print(", ".join(counts))
             if created:
                 out.print(f"created the topics {', '.join(created)}")
 
@@ -104,14 +103,20 @@ for _name in NAMES:
 
 
 def _kafka(bootstrap: str) -> dict[str, str]:
-    return settings().kafka | ({"bootstrap.servers": bootstrap} if bootstrap else {})
+    if not bootstrap:
+        return settings().kafka
+    return settings().kafka | {"bootstrap.servers": bootstrap}
 
 
 def _epoch_ms(text: str) -> int:
+    if text == "now":
+        return int(datetime.now(UTC).timestamp()) * 1000
     try:
-        time = datetime.now(UTC) if text == "now" else datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise SettingsError(
             f"--start {text!r} is not a time.", next_step="Write for example 2022-12-05T08:55:27."
         ) from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()) * 1000
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return int(time.timestamp()) * 1000

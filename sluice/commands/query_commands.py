@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Query stores through the REST API at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with SLUICE_PASSWORD.",
+    help=(
+        "Query stores through the REST API at SLUICE_URL, with SLUICE_TOKEN or as SLUICE_USER with "
+        "SLUICE_PASSWORD."
+    ),
 )
 
 
@@ -36,8 +39,10 @@ Store = Annotated[str, typer.Argument(help="The store's name.", metavar="STORE")
 Field = Annotated[
     str,
     typer.Option(
-        help="A field of the value, with dots for nested fields and backticks around a name with a dot; default: the "
-        "value."
+        help=(
+            "A field of the value, with dots for nested fields and backticks around a name with a "
+            "dot; default: the value."
+        )
     ),
 ]
 Pipeline = Annotated[
@@ -46,8 +51,10 @@ Pipeline = Annotated[
 AsOf = Annotated[
     str | None,
     typer.Option(
-        help="A snapshot such as 1.42, run:NAME for the last snapshot of a run, or a time; default: the newest "
-        "snapshot."
+        help=(
+            "A snapshot such as 1.42, run:NAME for the last snapshot of a run, or a time; default: "
+            "the newest snapshot."
+        )
     ),
 ]
 Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is unavailable.")]
@@ -96,9 +103,9 @@ def get(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Look up keys; in a windowed store, the windows of one key."""
-    read_point: Any = _parameters(
-        pipeline=pipeline, as_of=as_of, require="complete" if complete else None
-    )
+    read_point = _parameters(pipeline=pipeline, as_of=as_of)
+    if complete:
+        read_point["require"] = "complete"
     if local:
         from sluice.query.read_store import read_store
 
@@ -113,11 +120,10 @@ def get(
     with errors_as_messages(), _client() as client:
         # `get`, unlike `multi_get`, also finds keys of a windowed store, and returns all windows of
         # the key.
-        answer = (
-            client.get(store, keys[0], **read_point)
-            if len(keys) == 1
-            else client.multi_get(store, keys, **read_point)
-        )
+        if len(keys) == 1:
+            answer = client.get(store, keys[0], **read_point)
+        else:
+            answer = client.multi_get(store, keys, **read_point)
         if not answer.entries and not answer.partial:
             raise NotFound(f"Store {store!r} has none of these keys.")
         _print_entries(answer.entries, form)
@@ -258,26 +264,37 @@ def diff(
     before: Annotated[
         str,
         typer.Option(
-            help="The snapshot to compare with that of --after: 1.40, 1.newest for the newest snapshot of "
-            "generation 1, run:NAME for the last snapshot of a run, or a time."
+            help=(
+                "The snapshot to compare with that of --after: 1.40, 1.newest for the newest "
+                "snapshot of generation 1, run:NAME for the last snapshot of a run, or a time."
+            )
         ),
     ],
     after: Annotated[
         str | None,
         typer.Option(
-            help="The snapshot to compare with that of --before, in the same forms; default: the newest."
+            help=(
+                "The snapshot to compare with that of --before, in the same forms; default: the "
+                "newest."
+            )
         ),
     ] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,
 ) -> None:
-    """Compare two snapshots of a store: count the same, changed, missing and added entries, and show examples."""
+    """Compare two snapshots of a store.
+
+    Count the same, changed, missing and added entries, and print examples.
+    """
     with errors_as_messages(), _client() as client:
         answer = client.diff(store, before=before, after=after, pipeline=pipeline)
         if form is Form.JSON:
             print_json(answer)
             return
-        counts = f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, {answer.added:,} added"
+        counts = (
+            f"{answer.same:,} same, {answer.changed:,} changed, {answer.missing:,} missing, "
+            f"{answer.added:,} added"
+        )
         err.print(f"{answer.before.id} and {answer.after.id}: {counts}", highlight=False)
         print_rows([_difference_row(example) for example in answer.examples], form)
 
@@ -288,8 +305,10 @@ def _difference_row(difference: Difference) -> dict[str, Any]:
 
 
 def _bounds(row: Difference | Entry) -> dict[str, str]:
-    """Return the bounds of the window; none in a store without windows."""
-    return {"start": _time(row.start), "end": _time(row.end)} if row.start and row.end else {}
+    """Return the bounds of the window, or nothing in a store without windows."""
+    if row.start is None or row.end is None:
+        return {}
+    return {"start": _time(row.start), "end": _time(row.end)}
 
 
 @app.command()
@@ -354,9 +373,8 @@ def _warn(answer: Answer) -> None:
             "[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True
         )
     if answer.standby:
-        reasons = [
-            f"worker {worker.number}: {worker.reason}"
-            for worker in answer.workers
-            if worker.standby
-        ]
+        reasons = []
+        for worker in answer.workers:
+            if worker.standby:
+                reasons.append(f"worker {worker.number}: {worker.reason}")
         err.print("[yellow]Standbys answered:[/]", printable("; ".join(reasons)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`sluice recover`: brings the ledger up to date after it was lost, or has lost its newest commits."""
+"""`sluice recover`: brings the ledger up to date after it, or its newest commits, were lost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ def recover(
         bool,
         typer.Option(
             "--anew",
-            help="If nothing can be recovered: remove what is left of the state. The next run then reads the topics "
-            "from their beginning, and writes the output of all records again.",
+            help=(
+                "If nothing can be recovered: remove what is left of the state. The next run then "
+                "reads the topics from their beginning, and writes the output of all records again."
+            ),
         ),
     ] = False,
 ) -> None:
-    """Bring the ledger up to date after it was lost, or has lost its newest commits.
+    """Bring the ledger up to date after it, or its newest commits, were lost.
 
-    Reads no topics, writes no output.
+    Reads no topics, and writes no output.
 
     The markers in Kafka say which batch was written last, and the shards have its state.
     """
@@ -43,22 +45,22 @@ def recover(
         if anew:
             shards = recovery.forget(job, settings())
             out.print(
-                f"{pipeline} begins anew: {counted(len(shards), 'shard')} removed. The next run reads all records, "
-                "and writes their output again.",
+                f"{pipeline} begins anew: {counted(len(shards), 'shard')} removed. The next run "
+                "reads all records, and writes their output again.",
                 soft_wrap=True,
             )
             return
         if dry_run:
             with Ledger.open(settings().ledger) as ledger:
-                found = recovery.find_recovery(ledger, job, settings())
+                outcome = recovery.find_recovery(ledger, job, settings())
         else:
-            found = recovery.recover(job, settings())
-        if found is None:
+            outcome = recovery.recover(job, settings())
+        if outcome is None:
             out.print(
                 f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True
             )
             return
-        for line in found.lines():
+        for line in outcome.lines():
             out.print(line, markup=False, soft_wrap=True)
         if dry_run:
             out.print(

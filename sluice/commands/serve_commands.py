@@ -34,7 +34,10 @@ def serve(
     host: Annotated[
         str,
         typer.Option(
-            help="The host name under which callers reach the server; default: the address of --bind."
+            help=(
+                "The host name under which callers reach the server; default: the address of "
+                "--bind."
+            )
         ),
     ] = "",
     certificate: Annotated[
@@ -60,7 +63,10 @@ def serve(
         ),
     ] = 1,
 ) -> None:
-    """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
+    """Serve the shards of workers on this host until Ctrl-C.
+
+    Callers need the token in SLUICE_SERVER_TOKEN.
+    """
     from sluice.server import state_server
     from sluice.server.shared import shared_among
     from sluice.state.ledger.ledger import Ledger
@@ -73,16 +79,18 @@ def serve(
         )
         with Ledger.open(settings().ledger) as ledger, shared_among(processes) as shared:
             app = state_server.make_app(ledger, settings(), options, shared)
-            numbers = _numbers(workers) if workers else []
+            numbers = _numbers(workers)
 
             def started() -> None:
                 # The server registers before it claims workers: registering fails if the address
                 # does not lead to this server, which must then get no workers.
                 state_server.register(ledger, settings(), options)
-                for name in (pipeline or ledger.generations.pipelines()) if numbers else ():
-                    state_server.claim(ledger, settings(), options, name, numbers)
-                where = f"{'https' if certificate else 'http'}://{address_of(options.name, port)}"
-                out.print(f"State server listens on {where}", soft_wrap=True)
+                if numbers:
+                    for name in pipeline or ledger.generations.pipelines():
+                        state_server.claim(ledger, settings(), options, name, numbers)
+                scheme = "https" if certificate else "http"
+                url = f"{scheme}://{address_of(options.name, port)}"
+                out.print(f"State server listens on {url}", soft_wrap=True)
 
             further = state_server.further_processes(settings(), options, shared)
             state_server.serve(app, options, started, further=further)
@@ -123,10 +131,10 @@ def import_state(
         typer.Argument(help="The SQLite file of the ledger to copy.", exists=True, dir_okay=False),
     ],
 ) -> None:
-    """Copy all pipelines from SQLite files to the empty ledger in SLUICE_LEDGER, and their shards to SLUICE_SHARDS.
+    """Copy all pipelines from SQLite files to an empty ledger.
 
-    The old shards are sealed, so that no run writes to them any more. Repeat the command if it is
-    interrupted.
+    The new ledger is in SLUICE_LEDGER, and the new shards are in SLUICE_SHARDS. The old shards are
+    sealed, so that no run writes to them any more. Repeat the command if it is interrupted.
     """
     from sluice.operations.state_import import import_state as copy
     from sluice.state.ledger.ledger import Ledger
@@ -146,30 +154,37 @@ def workers(pipeline: PipelineName) -> None:
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         info = current_generation(ledger, pipeline)
-        has_standbys = any(worker.standby for worker in info.workers)
-        table = Table(
-            "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None
-        )
         stores = ", ".join(store.name for store in info.stores)
+        headings = ["worker", "state server", "stores"]
+        rows: list[list[str]] = []
         for worker in info.workers:
-            where = (
-                address_of(worker.host, worker.port)
-                if worker.port
-                else "none: readers open its shard"
-            )
-            shown = [_standby(info, worker)] if has_standbys else []
-            table.add_row(str(worker.number), where, *shown, stores)
+            server = "none: readers open its shard"
+            if worker.port:
+                server = address_of(worker.host, worker.port)
+            rows.append([str(worker.number), server, stores])
+        if any(worker.standby for worker in info.workers):
+            headings.insert(2, "standby")
+            for worker, row in zip(info.workers, rows, strict=True):
+                row.insert(2, _standby(info, worker))
+        table = Table(*headings, box=None)
+        for row in rows:
+            table.add_row(*row)
         wide.print(table)
 
 
 def _standby(info: GenerationInfo, worker: WorkerInfo) -> str:
-    if (standby := worker.standby) is None:
+    standby = worker.standby
+    if standby is None:
         return "none"
-    held = f"snapshot {info.generation}.{standby.batch}" if standby.batch >= 0 else "no copy"
-    return f"{address_of(standby.host, standby.port)}, {held}"
+    copy = "no copy"
+    if standby.batch >= 0:
+        copy = f"snapshot {info.generation}.{standby.batch}"
+    return f"{address_of(standby.host, standby.port)}, {copy}"
 
 
 def _numbers(text: str) -> list[int]:
+    if not text:
+        return []
     numbers = text.split(",")
     # Both `isdecimal` and `int` accept digits of other scripts, too.
     if not all(number.isascii() and number.isdecimal() for number in numbers):

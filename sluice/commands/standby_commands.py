@@ -1,4 +1,4 @@
-"""`sluice standby`: copies of workers' shards at second state servers, which replace a server that is gone."""
+"""`sluice standby`: copies of shards at second state servers, for when the first server is gone."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def add(
             raise
         if ledger.standbys.of(pipeline)[worker].copied_generation is None:
             out.print(
-                f"{address} is the standby of worker {worker} of {pipeline}. A run makes the first copy when it has "
-                "read all records.",
+                f"{address} is the standby of worker {worker} of {pipeline}. A run makes the "
+                "first copy when it has read all records.",
                 soft_wrap=True,
             )
 
@@ -69,9 +69,7 @@ def add(
 def refresh(pipeline: PipelineName) -> None:
     """Copy the newest snapshot to a pipeline's standbys, and check all of their rows.
 
-    No run may be in progress.
-
-    A run refreshes the standbys when it has read all records.
+    No run may be in progress. A run itself refreshes the standbys when it has read all records.
     """
     from sluice.errors import NotFound
     from sluice.state.ledger.ledger import Ledger
@@ -99,9 +97,13 @@ def _refresh(ledger: Ledger, pipeline: str) -> None:
                     errors.append(outcome.error)
                     continue
                 snapshot = f"{lease.ref.generation}.{outcome.batch}"
-                why = f", the whole shard: {outcome.why_whole}" if outcome.why_whole else ""
-                text = f"Worker {outcome.worker}'s standby has snapshot {snapshot}; {outcome.copied:,} versions copied"
-                out.print(f"{text}{why}", markup=False, soft_wrap=True)
+                text = (
+                    f"Worker {outcome.worker}'s standby has snapshot {snapshot}; "
+                    f"{outcome.copied:,} versions copied"
+                )
+                if outcome.why_whole:
+                    text += f", the whole shard: {outcome.why_whole}"
+                out.print(text, markup=False, soft_wrap=True)
     for error in errors[:-1]:
         show(error)
     if errors:
@@ -116,7 +118,10 @@ def promote(
         bool,
         typer.Option(
             "--stale",
-            help="Promote the standby even if it lacks the newest snapshot; the next run computes the state again.",
+            help=(
+                "Promote the standby even if it lacks the newest snapshot; the next run computes "
+                "the state again."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -143,7 +148,8 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
     from sluice.state.remote.opening import drop_shard
 
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
-        if (standby := ledger.standbys.of(pipeline).get(worker)) is None:
+        standby = ledger.standbys.of(pipeline).get(worker)
+        if standby is None:
             raise NotFound(f"Worker {worker} of {pipeline!r} has no standby.")
         # The ledger refuses to forget a standby that has been promoted meanwhile. Asking it first
         # keeps the standby's shard, which is now the worker's, from being deleted.

@@ -60,22 +60,21 @@ def status() -> None:
         kinds: dict[str, set[FailureKind]] = {}
         names = {pipeline.name for pipeline in loaded.pipelines}
         for name in names | {*figures.pipelines} | of_files.keys():
-            # This command has loaded the files itself, so it ignores what other processes recorded
-            # about files.
-            of_pipeline = [
-                failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"
-            ]
-            of_pipeline += [of_files[name]] if name in of_files else []
+            of_pipeline: list[Failure] = []
+            for failure in inputs.failures_of(figures, name):
+                # This command has loaded the files itself, so it ignores what other processes
+                # recorded about files.
+                if failure.kind != "file":
+                    of_pipeline.append(failure)
+            if name in of_files:
+                of_pipeline.append(of_files[name])
             kinds[name] = {failure.kind for failure in of_pipeline}
             failures += of_pipeline
         for name in sorted(kinds, key=lambda name: (severity(kinds[name]), name)):
             trouble = trouble_of(kinds[name])
-            state = trouble or calm_of(figures, name) or "ok"
-            table.add_row(
-                Text(name),
-                Text(state.replace("_", " "), "red" if trouble else "green"),
-                _newest(figures.snapshots.get(name)),
-            )
+            health = (trouble or calm_of(figures, name) or "ok").replace("_", " ")
+            color = "red" if trouble else "green"
+            table.add_row(Text(name), Text(health, color), _newest(figures.snapshots.get(name)))
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
@@ -115,16 +114,20 @@ def _naming(ledger: str) -> Iterator[None]:
 
 def _problem(same: Sequence[Failure]) -> str:
     """Return what is wrong with a pipeline, or with several pipelines for the same reason."""
-    first, names, runs = (
-        same[0],
-        [failure.pipeline for failure in same],
-        {failure.run for failure in same},
-    )
-    who = names[0] if len(names) == 1 else f"{len(names)} pipelines ({', '.join(names)})"
-    run = f", run {first.run}" if first.run and len(runs) == 1 else ""
-    since = f"since {min(failure.at for failure in same):%Y-%m-%d %H:%M:%S} UTC{run}"
-    outlook = first.outlook if len({failure.outlook for failure in same}) == 1 else ""
-    texts = [f"{first.title}.", first.detail, first.next_step, outlook]
+    failure = same[0]
+    names = [failure.pipeline for failure in same]
+    runs = {failure.run for failure in same}
+    outlooks = {failure.outlook for failure in same}
+    oldest = min(failure.at for failure in same)
+    who = names[0]
+    if len(names) > 1:
+        who = f"{len(names)} pipelines ({', '.join(names)})"
+    since = f"since {oldest:%Y-%m-%d %H:%M:%S} UTC"
+    if failure.run and len(runs) == 1:
+        since += f", run {failure.run}"
+    texts = [f"{failure.title}.", failure.detail, failure.next_step]
+    if len(outlooks) == 1:
+        texts.append(failure.outlook)
     return f"{who}, {since}: {' '.join(filter(None, texts))}"
 
 
@@ -137,8 +140,8 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
     from sluice.state.ledger.run_ends import gone_files
 
     broken = {file.name: file.error for file in loaded.broken}
-    found = {pipeline.name for pipeline in loaded.pipelines} | broken.keys()
-    gone = gone_files(ledger.generations.files(), settings().pipelines, found)
+    names_of_files = {pipeline.name for pipeline in loaded.pipelines} | broken.keys()
+    gone = gone_files(ledger.generations.files(), settings().pipelines, names_of_files)
     failures: dict[str, Failure] = {}
     for name, error in {**gone, **broken}.items():
         failure = Failure.of(error, name, kind="file")
@@ -199,9 +202,9 @@ class Inputs:
         return failures_of(figures, pipeline, lag, self.error, held_since)
 
     def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
-        """Return why pipelines that have never run could not run now: reason → pipelines.
+        """Return the pipelines that have never run and could not run now, by the reason.
 
-        `kinds`: the failures of each pipeline. A pipeline that has failures is left out.
+        Pipelines that have failures are left out: `kinds` are the failures of each pipeline.
         """
         from sluice.observe.health import awaited_input
 
@@ -214,10 +217,7 @@ class Inputs:
         return names_by_reason
 
     def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
-        """Read the lags of the pipelines and watch open transactions.
-
-        `positions`: pipeline → offsets of its topics.
-        """
+        """Read the pipelines' lags behind these positions, and watch open transactions."""
         from sluice.kafka.brokers import silent_admin
         from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
         from sluice.kafka.unread_records import read_lag
@@ -225,15 +225,18 @@ class Inputs:
         admin = silent_admin(kafka)
         watched = sorted(set[str]().union(*positions.values()))
         lag_of_all = read_lag(admin, watched, {})
-        self.lags = {name: lag_of_all.of_pipeline(read, read) for name, read in positions.items()}
+        for name, read in positions.items():
+            self.lags[name] = lag_of_all.of_pipeline(read, read)
         if not lag_of_all.held_ends:
             return
         time.sleep(_WATCH_SECONDS)
         lag_of_all = lag_of_all.still_held(read_lag(admin, watched, {}))
         for name, read in positions.items():
             oldest = oldest_held(kafka, lag_of_all.of_pipeline(read, read))
-            if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
-                self.held[name] = oldest
+            if oldest is not None:
+                age = datetime.now(UTC) - oldest
+                if age.total_seconds() > HELD_SECONDS:
+                    self.held[name] = oldest
 
 
 def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
@@ -250,8 +253,6 @@ def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _newest(snapshot: Snapshot | None) -> str:
-    return (
-        "none"
-        if snapshot is None
-        else f"{snapshot.id}, {snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"
-    )
+    if snapshot is None:
+        return "none"
+    return f"{snapshot.id}, {snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -21,7 +21,10 @@ KeySeparator = Annotated[
     typer.Option(
         "--key-separator",
         "-K",
-        help="Text between key and value in a line. A line without this text stands for a key with a null value.",
+        help=(
+            "Text between key and value in a line. A line without this text stands for a key with "
+            "a null value."
+        ),
     ),
 ]
 
@@ -34,7 +37,7 @@ def create(
         int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")
     ] = 0,
 ) -> None:
-    """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
+    """Create the missing topics that a pipeline reads and writes, and the one for dead letters."""
     from sluice.kafka.topics import Topic, create_topics
     from sluice.plan import plan
     from sluice.topology import load_pipeline
@@ -43,17 +46,16 @@ def create(
     with errors_as_messages():
         definition = load_pipeline(settings().pipelines, pipeline)
         job = plan(definition).job
-        # Patterns are left out, because Sluice does not know which topics will match them.
-        names = [
-            name for name in dict.fromkeys((*job.topics, *job.outputs)) if not is_pattern(name)
-        ]
-        topics = [Topic(name, partitions, replication) for name in names]
+        topics: list[Topic] = []
+        for name in dict.fromkeys((*job.topics, *job.outputs)):
+            # Patterns are left out, because Sluice does not know which topics will match them.
+            if not is_pattern(name):
+                topics.append(Topic(name, partitions, replication))
         topics.append(Topic(definition.dead_letters, 1, replication))
         created = create_topics(settings().kafka, topics)
         for topic in topics:
-            out.print(
-                f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False
-            )
+            outcome = "created" if topic.name in created else "exists "
+            out.print(f"{outcome} {topic.name}", markup=False)
 
 
 @app.command()
@@ -66,10 +68,8 @@ def accept(
 ) -> None:
     """Let a pipeline go on with its output topics as they are, after some were deleted.
 
-    No run may be in progress.
-
-    Concerns outputs, dead letters and the markers of re-drives. Without --restored, what was in the
-    topics stays lost.
+    No run may be in progress. The command concerns outputs, dead letters and the markers of
+    re-drives. Without --restored, what was in the topics stays lost.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics
@@ -88,7 +88,7 @@ def accept(
 
 @app.command()
 def write(topic: TopicName, separator: KeySeparator = "") -> None:
-    """Send each line of standard input to a topic: as a value without a key, or as key and value."""
+    """Send each line of standard input to a topic, as a value without a key or as key and value."""
     from sluice.kafka.topics import produce
 
     with errors_as_messages():
@@ -122,7 +122,7 @@ def read(topic: TopicName, separator: KeySeparator = "") -> None:
 def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
     """Return the key, value and timestamp to send for a line.
 
-    The timestamp 0 is the current time.
+    The timestamp 0 stands for the current time.
     """
     if not separator:
         return None, line.encode(), 0
@@ -132,10 +132,12 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
     """Return the line for a record, in the form that `record_of` reads."""
-    texts = [
-        part.decode(errors="replace") if isinstance(part, bytes) else part
-        for part in (key or b"", value)
-    ]
     if not separator:
-        return texts[1] or ""
-    return separator.join(text for text in texts if text is not None)
+        return _text(value or "")
+    if value is None:
+        return _text(key or "")
+    return f"{_text(key or '')}{separator}{_text(value)}"
+
+
+def _text(content: str | bytes) -> str:
+    return content.decode(errors="replace") if isinstance(content, bytes) else content

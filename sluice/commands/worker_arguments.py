@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
     """Return the pipeline's current generation. Raises NotFound for an unknown pipeline."""
-    if (info := ledger.generations.current(pipeline)) is None:
+    info = ledger.generations.current(pipeline)
+    if info is None:
         raise NotFound(
             f"The ledger has no pipeline {pipeline!r}.",
             next_step="Run it first; see SLUICE_LEDGER.",
@@ -24,10 +25,14 @@ def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
 
 
 def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
-    """Return the placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
+    """Return the placement of a worker at HOST:PORT.
+
+    Raises SettingsError for any other form of address.
+    """
     from sluice.state.ledger.placement import Placement
 
-    if (host_port := parse_address(address)) is None:
+    host_port = parse_address(address)
+    if host_port is None:
         raise SettingsError(
             f"{address!r} is not HOST:PORT.",
             next_step="Write for example 10.0.0.6:7070, or [fd00::6]:7070.",

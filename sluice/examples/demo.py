@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome: the expected results, the number of differing entries by store or topic, and answers to queries."""
+    """The expected results, the numbers of differing entries by store or topic, and answers."""
 
     expected: Results
     differences: dict[str, int]
@@ -66,7 +66,8 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         """Whether all results are as expected."""
-        return not self.differences and not any(right is False for *_, right in self.answers)
+        wrong = [path for path, _, is_right in self.answers if is_right is False]
+        return not self.differences and not wrong
 
 
 def demo(example: Example, options: Options, console: Console) -> int:
@@ -88,7 +89,8 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
         clear(home)
         platform = _platform(options, home)
         step.conclude(
-            f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}"
+            f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on "
+            f"{platform.kafka.port}"
         )
     try:
         with Steps(console, began) as steps:
@@ -97,20 +99,19 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
                 _wait_for_run(example.name, platform, airflow, steps)
                 outcome = _compare(example, platform, airflow, steps)
         _print_outcome(platform, outcome, console)
-        _print_places(
-            _files(example, platform) if options.leave else _places(example, platform), console
-        )
-        verdict = (
-            "[green]all results are right[/]"
-            if outcome.is_right
-            else "[red]some results are wrong[/]"
-        )
+        places = _files(example, platform)
+        if not options.leave:
+            places = _addresses(platform) | places
+        _print_places(places, console)
+        verdict = "[red]some results are wrong[/]"
+        if outcome.is_right:
+            verdict = "[green]all results are right[/]"
         console.print(f"\n{verdict}, {time.monotonic() - began:.0f} s after the start\n")
         if not options.leave:
             _stay(platform, console)
         return 0 if outcome.is_right else 1
     finally:
-        # Even after another Ctrl-C, no process may go on.
+        # No process may go on, even after another Ctrl-C.
         with (
             _uninterrupted(),
             Steps(console, began) as steps,
@@ -141,16 +142,17 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
             create_example_topics(platform.kafka_config, example)
             samples = example.samples(example.count, SEED, example.start_ms)
             sent = produce_samples(platform.kafka_config, example, samples)
-            step.conclude(", ".join(f"{number:,} to {topic}" for topic, number in sent.items()))
+            counts = [f"{number:,} to {topic}" for topic, number in sent.items()]
+            step.conclude(", ".join(counts))
 
     def database() -> None:
         with steps.step("Create Airflow's database"):
             platform.lay_out_airflow()
 
-    with ThreadPoolExecutor(2) as together:
+    with ThreadPoolExecutor(2) as threads:
         # Filling Kafka and creating Airflow's database take seconds each, and do not depend on each
         # other.
-        for task in [together.submit(kafka), together.submit(database)]:
+        for task in [threads.submit(kafka), threads.submit(database)]:
             task.result()
     with steps.step("Start Airflow") as step:
         platform.start_airflow()
@@ -161,23 +163,23 @@ def _start(example: Example, platform: LocalPlatform, steps: Steps) -> None:
 def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> None:
     """Wait for the run that the records trigger, and report its progress."""
     with steps.step(f"Wait for the DAG {dag} to start by itself") as step:
+        runs: list[dict[str, Any]] = []
         for _ in platform.ticks(_RUN_SECONDS, f"Airflow has not started a run of the DAG {dag}"):
-            if runs := airflow.runs(dag):
+            runs = airflow.runs(dag)
+            if runs:
                 break
             step.say("its trigger compares the topics' end offsets with the ledger")
         step.conclude(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
     with steps.step("Run the pipeline with spark-submit until all records are read") as step:
-        for _ in platform.ticks(
-            _RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"
-        ):
-            state = next(
-                dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run
-            )
-            tasks = ", ".join(
-                f"task {task['task_id']} {task['state'] or 'waits'}"
-                for task in airflow.tasks(dag, run)
-            )
+        why = f"The run {run}, which runs spark-submit, has not ended"
+        for _ in platform.ticks(_RUN_SECONDS, why):
+            states = {dag_run["dag_run_id"]: dag_run["state"] for dag_run in airflow.runs(dag)}
+            state = states[run]
+            task_texts: list[str] = []
+            for task in airflow.tasks(dag, run):
+                task_texts.append(f"task {task['task_id']} {task['state'] or 'waits'}")
+            tasks = ", ".join(task_texts)
             if state in ("success", "failed"):
                 step.conclude(tasks)
                 break
@@ -189,18 +191,17 @@ def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: St
 
 
 def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
-    with steps.step(
-        "Compute the results without Sluice, and compare every store and output"
-    ) as step:
+    title = "Compute the results without Sluice, and compare every store and output"
+    with steps.step(title) as step:
         expected = example.expected(read_samples(platform.kafka_config, example))
         actual = example.actual(platform.kafka_config, expected)
         with Client(platform.url, token=airflow.token) as client:
             for store in expected.stores:
                 rows: list[tuple[Any, Any]] = []
                 for entry in client.range(store, pipeline=example.name):
-                    key = (
-                        (entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key
-                    )
+                    key: Any = entry.key
+                    if entry.start and entry.end:
+                        key = entry.key, _ms(entry.start), _ms(entry.end)
                     rows.append((key, entry.value))
                 actual.stores[store] = example.actual_store(store, rows)
         differences = expected.differences(actual)
@@ -210,29 +211,33 @@ def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps:
     expected_answers = example.answers(expected)
     answers: list[tuple[str, str, bool | None]] = []
     for path in example.paths:
-        right = airflow.json(path) == expected_answers[path] if path in expected_answers else None
-        answers.append((path, airflow.ask(path).text, right))
+        is_right = None
+        if path in expected_answers:
+            is_right = airflow.json(path) == expected_answers[path]
+        answers.append((path, airflow.ask(path).text, is_right))
     return Outcome(expected, differences, answers)
 
 
-def _ms(time: datetime | None) -> int:
-    return 0 if time is None else round(time.timestamp() * 1_000)
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)
 
 
 def _print_outcome(platform: LocalPlatform, outcome: Outcome, console: Console) -> None:
     with platform.as_user() as airflow:
         write_secret(platform.home / "authorization", f"Authorization: Bearer {airflow.token}\n")
     console.rule("Queries and answers")
-    for path, text, right in outcome.answers:
+    for path, answer, is_right in outcome.answers:
         command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{path}'"
         console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
-        mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[
-            right
-        ]
-        console.print(
-            escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n",
-            soft_wrap=True,
-        )
+        text = answer
+        if len(text) > _WIDTH:
+            text = f"{text[:_WIDTH]}…"
+        text = escape(text)
+        if is_right:
+            text += "  [green]✓ matches the topic[/]"
+        elif is_right is False:
+            text += "  [red]✗ wrong[/]"
+        console.print(f"{text}\n", soft_wrap=True)
     for name, count in outcome.differences.items():
         console.print(
             f"[red]✗ {escape(name)}: {count} keys or records differ from the expected ones[/]"
@@ -250,22 +255,18 @@ def _print_places(places: dict[str, str], console: Console) -> None:
         console.print(f"[bold]{name:>9}[/]  {escape(value)}", soft_wrap=True)
 
 
-def _places(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Addresses and files for the user to look at while Airflow and Kafka run.
-
-    Writes the drawings of the topology.
-    """
+def _addresses(platform: LocalPlatform) -> dict[str, str]:
+    """Return addresses for the user to look at while Airflow and Kafka run."""
     return {
         "Airflow": platform.url,
         "log-in": f"{platform.admin.user}, password {platform.admin.password}",
         "page": f"{platform.url}/plugin/sluice",
         "Kafka": platform.kafka.bootstrap,
-        **_files(example, platform),
     }
 
 
 def _files(example: Example, platform: LocalPlatform) -> dict[str, str]:
-    """Files for the user to look at. Writes the drawing of the topology."""
+    """Draw the topology, and return files for the user to look at."""
     pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
     picture = platform.home / f"{pipeline.name}.svg"
     picture.write_text(drawing.svg(pipeline))
@@ -276,7 +277,9 @@ def _files(example: Example, platform: LocalPlatform) -> dict[str, str]:
 
 
 def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    if path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def _stay(platform: LocalPlatform, console: Console) -> None:
@@ -316,17 +319,23 @@ def _stoppable() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # A closed terminal sends SIGHUP, and a shutdown SIGTERM.
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
+    with _handling_signals(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    with _handling_signals(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling_signals(
+    new_handler: Callable[[int, object], None] | signal.Handlers,
+) -> Iterator[None]:
+    before: dict[signal.Signals, Any] = {}
+    for number in _SIGNALS:
+        before[number] = signal.signal(number, new_handler)
     try:
         yield
     finally:

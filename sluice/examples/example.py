@@ -1,4 +1,4 @@
-"""An example: sample records for a pipeline in `spark_jobs`, and the results that plain Python computes from them.
+"""An example: sample records for a pipeline in `spark_jobs`, and the expected results.
 
 The expected results are computed without Sluice, and compared with the pipeline's stores and output
 topics.
@@ -54,32 +54,32 @@ class Results:
     @property
     def size(self) -> int:
         """The number of entries, keys and records."""
-        parts = [*self.stores.values(), *self.tables.values()]
-        return sum(map(len, parts)) + sum(records.total() for records in self.streams.values())
+        size = 0
+        for rows in (*self.stores.values(), *self.tables.values()):
+            size += len(rows)
+        for records in self.streams.values():
+            size += records.total()
+        return size
 
     def differences(self, actual: Results) -> dict[str, int]:
-        """Store or topic with differences → the number of keys or records that differ."""
-        counts: dict[str, int] = {}
+        """Return the number of differing keys or records of each store and topic with any."""
+        counts: Counter[str] = Counter()
         for kind, name, values, others in self._pairs(actual):
-            different = sum(
-                values.get(key) != others.get(key) for key in values.keys() | others.keys()
-            )
-            if different:
-                counts[f"{kind} {name}"] = different
-        return counts
+            for key in values.keys() | others.keys():
+                if values.get(key) != others.get(key):
+                    counts[f"{kind} {name}"] += 1
+        return dict(counts)
 
     def _pairs(
         self,
         actual: Results,
     ) -> Iterator[tuple[str, str, Mapping[Any, Any], Mapping[Any, Any]]]:
-        for kind in ("stores", "tables", "streams"):
-            for name, values in getattr(self, kind).items():
-                yield (
-                    ("store" if kind == "stores" else "topic"),
-                    name,
-                    values,
-                    getattr(actual, kind)[name],
-                )
+        for store, rows in self.stores.items():
+            yield "store", store, rows, actual.stores[store]
+        for topic, rows in self.tables.items():
+            yield "topic", topic, rows, actual.tables[topic]
+        for topic, records in self.streams.items():
+            yield "topic", topic, records, actual.streams[topic]
         yield "dead letters", "by reason", self.dead_letters, actual.dead_letters
 
 
@@ -123,7 +123,7 @@ class Example:
         return values
 
     def actual(self, kafka: Mapping[str, str], expected: Results) -> Results:
-        """Return the pipeline's results in Kafka: output topics and dead letters, without stores."""
+        """Return the pipeline's results in Kafka: output topics and dead letters, but no stores."""
         results = Results()
         for topic in expected.tables:
             results.tables[topic] = {}
@@ -135,7 +135,8 @@ class Example:
                     key = key, int(headers["window_start"]), int(headers["window_end"])
                 # A record without a value deletes the row of its key.
                 results.tables[topic].pop(key, None)
-                if (value := message.value()) is not None:
+                value = message.value()
+                if value is not None:
                     results.tables[topic][key] = self.normal(decoded(value))
         for topic in expected.streams:
             results.streams[topic] = Counter()
@@ -152,10 +153,11 @@ def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[s
     The topics keep records forever, because Kafka deletes by timestamp and the samples have old
     timestamps.
     """
-    topics = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
-    return create_topics(
-        kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()]
-    )
+    partition_counts = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
+    topics: list[Topic] = []
+    for name, partitions in partition_counts.items():
+        topics.append(Topic(name, partitions, 1, _FOREVER))
+    return create_topics(kafka, topics)
 
 
 def produce_samples(
@@ -172,9 +174,11 @@ def produce_samples(
     }
     for sample in samples:
         by_topic[sample.topic].append((sample.key, sample.value, sample.timestamp_ms))
+    counts: dict[str, int] = {}
     for topic, records in by_topic.items():
         send(kafka, topic, records)
-    return {topic: len(records) for topic, records in by_topic.items()}
+        counts[topic] = len(records)
+    return counts
 
 
 def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
@@ -198,13 +202,10 @@ def _json(value: Any) -> str:
             # `json` cannot write a Decimal, and a float would lose digits.
             return f"{value:f}"
         case dict():
-            return (
-                "{"
-                + ",".join(f"{json.dumps(name)}:{_json(part)}" for name, part in value.items())
-                + "}"
-            )
+            members = [f"{json.dumps(name)}:{_json(member)}" for name, member in value.items()]
+            return f"{{{','.join(members)}}}"
         case list():
-            return "[" + ",".join(map(_json, value)) + "]"
+            return f"[{','.join(map(_json, value))}]"
         case _:
             return json.dumps(value, ensure_ascii=False)
 
@@ -213,13 +214,10 @@ def canonical(value: Any) -> str:
     """Return a value as text. Equal values have the same text."""
     match value:
         case dict():
-            return (
-                "{"
-                + ",".join(f"{name}:{canonical(part)}" for name, part in sorted(value.items()))
-                + "}"
-            )
+            members = [f"{name}:{canonical(member)}" for name, member in sorted(value.items())]
+            return f"{{{','.join(members)}}}"
         case list():
-            return "[" + ",".join(map(canonical, value)) + "]"
+            return f"[{','.join(map(canonical, value))}]"
         case int() | Decimal() if not isinstance(value, bool):
             # Equal numbers, such as 1 and 1.00, get one text. The type of true is a subclass of
             # int.

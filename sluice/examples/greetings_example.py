@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 from sluice.examples.example import Example, Results, Sample, json_bytes
 
@@ -24,7 +25,7 @@ _BAD_EVERY = 50
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Yield one greeting per second: two thirds are English; one third is JSON with a time, the rest is plain text."""
+    """Yield one greeting per second. Two thirds are English, and one third is JSON with a time."""
     random = Random(seed)
     for number in range(count):
         time_ms = start_ms + 1_000 * number
@@ -55,12 +56,15 @@ def expected(records: Iterable[Sample]) -> Results:
         if len(text) <= 5 or text.startswith("Transient "):
             continue
         text, key = text.strip(), record.key or ""
-        capitals = text.upper() if sent is None else {"message": text.upper(), "timeStamp": sent}
+        capitals: Any = text.upper()
+        if sent is not None:
+            capitals = {"message": text.upper(), "timeStamp": sent}
         results.write("greetings_uppercase", key.upper(), capitals)
         for word in text.split():
             results.write("greetings_words", key, word)
-            for letter in word if len(word) <= 3 else "":
-                results.write("greetings_letters", key.upper(), letter)
+            if len(word) <= 3:
+                for letter in word:
+                    results.write("greetings_letters", key.upper(), letter)
     return results
 
 

@@ -46,8 +46,12 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def _invoice(random: Random, number: int, time_ms: int) -> dict[str, Any]:
-    lines = [_line(random) for _ in range(random.randint(1, 3))]
-    total = sum((line["TotalValue"] for line in lines), Decimal(0))
+    lines: list[dict[str, Any]] = []
+    total = Decimal(0)
+    for _ in range(random.randint(1, 3)):
+        line = _line(random)
+        lines.append(line)
+        total += line["TotalValue"]
     invoice = {
         "InvoiceNumber": str(10_000 + number),
         "CreatedTime": time_ms,
@@ -69,9 +73,12 @@ def _invoice(random: Random, number: int, time_ms: int) -> dict[str, Any]:
     if invoice["DeliveryType"] == "HOME-DELIVERY":
         city, state, pin = random.choice(_PLACES)
         invoice["DeliveryAddress"] = {
-            "AddressLine": f"{random.randint(1, 99)} Lake Road", "City": city, "State": state, "PinCode": pin,
+            "AddressLine": f"{random.randint(1, 99)} Lake Road",
+            "City": city,
+            "State": state,
+            "PinCode": pin,
             "ContactNumber": f"98765432{random.randrange(100):02}",
-        }  # fmt: skip
+        }
     return invoice
 
 
@@ -79,13 +86,16 @@ def _line(random: Random) -> dict[str, Any]:
     code, name = random.choice(_ITEMS)
     price, quantity = Decimal(random.randint(100, 99_999)) / 100, random.randint(1, 4)
     return {
-        "ItemCode": code, "ItemDescription": name, "ItemPrice": price, "ItemQty": quantity,
+        "ItemCode": code,
+        "ItemDescription": name,
+        "ItemPrice": price,
+        "ItemQty": quantity,
         "TotalValue": price * quantity,
-    }  # fmt: skip
+    }
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """Return the shipments, the points of each card in the order of the invoices, and the lines without personal data."""
+    """Return the shipments, the points of each card, and the lines without personal data."""
     results, points = Results(), defaultdict[str, Decimal](Decimal)
     for record in records:
         # A float would change amounts, and their sums are compared digit by digit.
@@ -100,16 +110,20 @@ def expected(records: Iterable[Sample]) -> Results:
         if invoice["CustomerType"] == "PRIME":
             earned = invoice["TotalAmount"] * _POINTS
             points[card] += earned
-            names = ("InvoiceNumber", "CustomerCardNo", "TotalAmount")
-            notification = {name: invoice[name] for name in names}
-            notification |= {"EarnedLoyaltyPoints": earned, "TotalLoyaltyPoints": points[card]}
+            notification = {
+                "InvoiceNumber": invoice["InvoiceNumber"],
+                "CustomerCardNo": invoice["CustomerCardNo"],
+                "TotalAmount": invoice["TotalAmount"],
+                "EarnedLoyaltyPoints": earned,
+                "TotalLoyaltyPoints": points[card],
+            }
             results.write("loyalty", card, notification)
-        # An invoice without a delivery has null in these columns.
-        place = {name: address and address[name] for name in ("City", "State", "PinCode")}
+        columns = {name: invoice[name] for name in _HEADER}
+        for name in ("City", "State", "PinCode"):
+            # An invoice without a delivery has null in these columns.
+            columns[name] = address and address[name]
         for line in invoice["InvoiceLineItems"]:
-            results.write(
-                "hadoop-sink", store, {name: invoice[name] for name in _HEADER} | place | line
-            )
+            results.write("hadoop-sink", store, columns | line)
     results.stores["points"] = {card: {"total": total} for card, total in points.items()}
     return results
 

@@ -40,9 +40,10 @@ class Step:
         Without a terminal, print a new detail at most once a second, and the same detail every five
         seconds.
         """
-        news, self._said = detail != self._said, detail
+        wait_s = _REMIND_S if detail == self._said else _OFTEN_S
+        self._said = detail
         now = time.monotonic()
-        if self._steps.live or now - self._said_at >= (_OFTEN_S if news else _REMIND_S):
+        if self._steps.live or now - self._said_at >= wait_s:
             self._said_at = now
             self._steps.show(self, detail)
 
@@ -113,21 +114,22 @@ class Steps:
     def _finish(self, step: Step, mark: str) -> None:
         if self.live:
             done = int("✓" in mark)
-            self._progress.update(
-                self._tasks[step], description=_line(step, step.detail), completed=done
-            )
-            self._progress.stop_task(self._tasks[step])
+            task, line = self._tasks[step], _line(step, step.detail)
+            self._progress.update(task, description=line, completed=done)
+            self._progress.stop_task(task)
         else:
             self._print(mark, step, step.detail)
 
     def _print(self, mark: str, step: Step, detail: str) -> None:
         # Steps that run at the same time print from different threads.
         with self._lock:
-            self.console.print(
-                f"{time.monotonic() - self._began:6.1f} s  {mark} {_line(step, detail)}",
-                soft_wrap=True,
-            )
+            seconds = time.monotonic() - self._began
+            line = f"{seconds:6.1f} s  {mark} {_line(step, detail)}"
+            self.console.print(line, soft_wrap=True)
 
 
 def _line(step: Step, detail: str) -> str:
-    return escape(step.title) + (f"  [dim]{escape(detail)}[/]" if detail else "")
+    line = escape(step.title)
+    if detail:
+        line += f"  [dim]{escape(detail)}[/]"
+    return line

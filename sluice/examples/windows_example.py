@@ -6,7 +6,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -17,9 +16,13 @@ Visit = tuple[str, int]
 
 _TOPICS = ("visits", "visits_recorded", "visits_processed")
 _OUTPUTS = (
-    "session_changes", "sessions_closed", "minutes_closed", "visits_late", "visits_total_per_minute",
+    "session_changes",
+    "sessions_closed",
+    "minutes_closed",
+    "visits_late",
+    "visits_total_per_minute",
     "visits_total_when_full",
-)  # fmt: skip
+)
 _PAGES = ("cart", "help", "home", "news")
 _BAD_EVERY = 100
 _DISORDER_MS = 10_000
@@ -32,7 +35,7 @@ _HOUR_MS = 3_600_000
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """Visits to four pages in three topics, one every few seconds.
+    """Yield visits to four pages in three topics, one every few seconds.
 
     A few are out of order, late or invalid.
     """
@@ -48,13 +51,14 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
             at -= random.randrange(_DISORDER_MS)
         # The time is written in UTC, to the second, as most producers write it.
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        page: str | int = random.choice(_PAGES)
-        value = json_bytes(
-            {"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text}
-        )
+        page = random.choice(_PAGES)
+        visit: dict[str, Any] = {"page": page, "at": text}
+        if number % _BAD_EVERY == _BAD_EVERY - 1:
+            visit["page"] = number
+        value = json_bytes(visit)
         # No two samples have the same timestamp, so that their timestamps put them in order.
         for place, topic in enumerate(_TOPICS):
-            yield Sample(topic, str(page), value, time_ms + place)
+            yield Sample(topic, page, value, time_ms + place)
 
 
 def expected(records: Iterable[Sample]) -> Results:
@@ -77,9 +81,7 @@ def expected(records: Iterable[Sample]) -> Results:
             # compared, for each page.
             by_clock[page] += 1
         else:
-            time_ms = int(
-                datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000
-            )
+            time_ms = int(_utc(visit["at"]).timestamp() * 1_000)
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
             # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
@@ -101,25 +103,25 @@ def expected(records: Iterable[Sample]) -> Results:
     }
     # The result of a window is final when stream time has passed the window's end plus grace.
     closed = stream_time - _GRACE_MS
-    for topic, limit in (
-        ("visits_total_per_minute", _SIZE_MS),
-        ("visits_total_when_full", _HOUR_MS),
-    ):
-        for _, page, total in totals_once_per(
-            limit, visits, max_records=2 if limit == _HOUR_MS else len(_PAGES)
-        ):
-            results.write(topic, page, total)
+    for _, page, total in totals_once_per(_SIZE_MS, visits, max_records=len(_PAGES)):
+        results.write("visits_total_per_minute", page, total)
+    for _, page, total in totals_once_per(_HOUR_MS, visits, max_records=2):
+        results.write("visits_total_when_full", page, total)
     results.tables = {
-        "minutes_closed": {
-            window: count for window, count in by_minute.items() if window[2] <= closed
-        },
+        "minutes_closed": _ended_by(closed, by_minute),
         # Another visit can extend a session until the gap after the session's last visit is over.
-        "sessions_closed": {
-            window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed
-        },
+        "sessions_closed": _ended_by(closed - _GAP_MS, by_session),
         "session_changes": by_session,
     }
     return results
+
+
+def _ended_by(time_ms: int, counts: dict[Window, int]) -> dict[Window, int]:
+    ended: dict[Window, int] = {}
+    for (page, start, end), count in counts.items():
+        if end <= time_ms:
+            ended[page, start, end] = count
+    return ended
 
 
 def minutes(visits: Iterable[Visit]) -> dict[Window, int]:
@@ -145,10 +147,14 @@ def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
-        for start in {time_ms - _GAP_MS for time_ms in times} | {time_ms + 1 for time_ms in times}:
-            count = sum(start <= time_ms <= start + _GAP_MS for time_ms in times)
+        starts: set[int] = set()
+        for time_ms in times:
+            starts |= {time_ms - _GAP_MS, time_ms + 1}
+        for start in starts:
+            end = start + _GAP_MS
+            count = sum(start <= time_ms <= end for time_ms in times)
             if count:
-                windows[page, start, start + _GAP_MS] = count
+                windows[page, start, end] = count
     return windows
 
 
@@ -156,13 +162,14 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
     """Return the number of visits in each session."""
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
-        ends = [
-            number
-            for number, (time, later) in enumerate(pairwise(times), start=1)
-            if later - time > _GAP_MS
-        ]
-        for first, last in pairwise([0, *ends, len(times)]):
-            windows[page, times[first], times[last - 1]] = last - first
+        start, end, count = times[0], times[0], 0
+        for time_ms in times:
+            if time_ms - end > _GAP_MS:
+                windows[page, start, end] = count
+                start, count = time_ms, 0
+            end = time_ms
+            count += 1
+        windows[page, start, end] = count
     return windows
 
 
@@ -214,7 +221,11 @@ def _in_utc(value: Any) -> Any:
     """
     if not isinstance(value, dict):
         return value
-    return value | {"at": datetime.fromisoformat(value["at"]).replace(tzinfo=UTC).isoformat()}
+    return value | {"at": _utc(value["at"]).isoformat()}
+
+
+def _utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
 EXAMPLE = Example(

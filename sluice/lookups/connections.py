@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection to a database: the name by which the author refers to it, and the database's URL."""
+    """A database's URL, and the name by which a pipeline's author refers to the database."""
 
     name: str
     url: str = field(repr=False)
@@ -35,7 +35,10 @@ class Connection:
         if not self.url:
             raise SettingsError(
                 f"There is no connection {self.name!r}, in whose database records are looked up.",
-                next_step=f"{example}, or in Airflow, add a connection of type Postgres with the id {self.name}.",
+                next_step=(
+                    f"{example}, or in Airflow, add a connection of type Postgres with the id "
+                    f"{self.name}."
+                ),
             )
         try:
             url = make_url(self.url)
@@ -44,5 +47,6 @@ class Connection:
                 f"The URL of connection {self.name!r} cannot be parsed.",
                 next_step=f"{example}.",
             ) from None
-        is_postgres = url.drivername in ("postgresql", "postgres")
-        return url.set(drivername="postgresql+psycopg") if is_postgres else url
+        if url.drivername in ("postgresql", "postgres"):
+            return url.set(drivername="postgresql+psycopg")
+        return url

@@ -87,7 +87,11 @@ class DatabaseTable:
                 raise ConnectionError(reason) from None
             cached.add(missing, read, begun)
             rows |= read
-        return {key: row for key, row in rows.items() if row is not None}
+        found: dict[str, str | BaseException] = {}
+        for key, row in rows.items():
+            if row is not None:
+                found[key] = row
+        return found
 
     def _read(self, keys: Sequence[str]) -> dict[str, Row]:
         """Return the rows of these keys in the database. Keys without a row are missing."""
@@ -96,8 +100,10 @@ class DatabaseTable:
             value = self._key_value(key)
             if value is not None:
                 values[key] = value
+        if not values:
+            return {}
         try:
-            return self._rows(values) if values else {}
+            return self._rows(values)
         except (DataError, OverflowError, ValueError) as error:
             # The database refuses a key, such as a text with NUL. The keys are read in halves until
             # one key is left: the refused key.
@@ -112,25 +118,26 @@ class DatabaseTable:
         statement = select(key_column, *columns).where(key_column.in_([*values.values()]))
         with self._engine.connect() as database:
             rows = database.execute(statement).all()
+        # The database fills the values of a CHAR column with blanks, and ignores them when it
+        # compares.
+        is_padded = isinstance(key_column.type, CHAR)
         wanted = {*values.values()}
-        by_value: dict[Any, list[Sequence[Any]]] = {}
-        for value, *row in rows:
-            # The database fills the values of a CHAR column with blanks, and ignores them when it
-            # compares.
-            own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
-            if own not in wanted:
-                # The value equals none of the requested keys. The database has found it all the
-                # same, for example because the database ignores case, so nobody knows for which
-                # key.
+        rows_by_value: dict[Any, list[Sequence[Any]]] = {}
+        for column_value, *row in rows:
+            value = column_value.rstrip(" ") if is_padded else column_value
+            if value not in wanted:
+                # The value equals none of the requested keys. The database may have found it
+                # because it ignores case, for example. The value's key is therefore unknown.
                 raise self._error(
-                    f"takes the {self.table.column} {value!r} in {self.table.table} for another key"
+                    f"takes the {self.table.column} {column_value!r} in {self.table.table} for "
+                    "another key"
                 )
-            by_value.setdefault(own, []).append(row)
-        return {
-            key: self._row(by_value[value], key)
-            for key, value in values.items()
-            if value in by_value
-        }
+            rows_by_value.setdefault(value, []).append(row)
+        row_by_key: dict[str, Row] = {}
+        for key, value in values.items():
+            if value in rows_by_value:
+                row_by_key[key] = self._row(rows_by_value[value], key)
+        return row_by_key
 
     def _row(self, rows: Sequence[Sequence[Any]], key: str) -> str | BaseException:
         """Return the only row of a key, as JSON."""
@@ -138,11 +145,11 @@ class DatabaseTable:
             return LookupError(
                 f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}"
             )
-        values = dict(zip(self.table.columns, rows[0], strict=True))
+        row: Any = dict(zip(self.table.columns, rows[0], strict=True))
         try:
-            return self._declared.json(
-                values if has_models(self.row_type) else msgspec.convert(values, self.row_type)
-            )
+            if not has_models(self.row_type):
+                row = msgspec.convert(row, self.row_type)
+            return self._declared.json(row)
         except Exception as error:
             # The cache must not keep the frames of the traceback.
             return error.with_traceback(None)
@@ -167,8 +174,12 @@ class DatabaseTable:
             return _engine(self.connection.name, self.connection.engine_url())
         except (NoSuchModuleError, ImportError) as error:
             raise SettingsError(
-                f"The database of connection {self.connection.name!r} has no driver here: {sentence(error)}",
-                next_step="Install the driver's package beside Sluice, on the hosts of Spark's executors, too.",
+                f"The database of connection {self.connection.name!r} has no driver here: "
+                f"{sentence(error)}",
+                next_step=(
+                    "Install the driver's package beside Sluice, on the hosts of Spark's "
+                    "executors, too."
+                ),
             ) from None
 
     @cached_property
@@ -180,8 +191,12 @@ class DatabaseTable:
         schema, _, name = self.table.table.rpartition(".")
         try:
             table = Table(
-                name, MetaData(), schema=schema or None, autoload_with=self._engine, resolve_fks=False
-            )  # fmt: skip
+                name,
+                MetaData(),
+                schema=schema or None,
+                autoload_with=self._engine,
+                resolve_fks=False,
+            )
         except NoSuchTableError:
             raise self._error(f"has no table {self.table.table}") from None
         for column in (self.table.column, *self.table.columns):
@@ -198,20 +213,22 @@ class DatabaseTable:
             make = None
         if make is None:
             raise self._error(
-                f"has keys of type {column.type} in {self.table.table}, for which there are no texts"
+                f"has keys of type {column.type} in {self.table.table}, which Sluice cannot look up"
             )
         return make
 
-    def _error(self, what: str) -> EngineError:
+    def _error(self, problem: str) -> EngineError:
         return EngineError(
-            f"{self.step}: the database of connection {self.connection.name!r} {what}.",
+            f"{self.step}: the database of connection {self.connection.name!r} {problem}.",
             next_step="Correct lookup(...), or the database. Then run again.",
         )
 
 
 def _first_cause(error: BaseException) -> str:
     """Return the database's own error on one line, without the statement."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    cause: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        cause = error.orig
     return " ".join(str(cause).split()) or type(cause).__name__
 
 

@@ -1,4 +1,4 @@
-"""The newest rows that a process has read from a table: a limited number, each for a limited time."""
+"""The newest rows that a process has read from a table: limited in number and in age."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowCache:
     clock: Callable[[], float] = time.monotonic
     """The time in seconds."""
     _rows: OrderedDict[str, tuple[float, Row]] = field(default_factory=OrderedDict)
-    """Key → when its row was read, and the row. The row that was used last is the last one."""
+    """Key → when its row was read, and the row. The most recently used row comes last."""
     _lock: Lock = field(default_factory=Lock)
 
     def rows(self, keys: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
@@ -46,7 +46,7 @@ class RowCache:
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
         """Cache the rows of keys, which were read at the time `read_at` of the clock.
 
-        If there are more than `size` rows, removes those that have not been used for the longest
+        If there are more than `size` rows, remove those that have not been used for the longest
         time.
         """
         with self._lock:

@@ -1,8 +1,6 @@
-"""Prints audits for `sluice audit`: what became of every record that was read, and whether the shards are intact."""
+"""Prints audits for `sluice audit`: what became of records, and whether the shards are intact."""
 
 from __future__ import annotations
-
-from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +26,7 @@ _COLUMNS = (
     "dead letters",
     "",
 )
+_TEXT_COLUMNS = ("topic", "dropped", "dead letters", "")
 
 
 def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bool = False) -> bool:
@@ -69,17 +68,18 @@ def _names(audit: Audit) -> tuple[str, ...]:
 
 def _print(audits: list[Audit], out: Console) -> bool:
     """Print the sums of audits, and return whether they balance."""
-    first, last = audits[0], audits[-1]
-    title = f"{first.pipeline}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
+    oldest, newest = audits[0], audits[-1]
+    begin, end = f"{oldest.generation}.{oldest.batch}", f"{newest.generation}.{newest.batch}"
     table = Table(
-        title=title, title_justify="left", caption=_caption(audits), caption_justify="left"
+        title=f"{oldest.pipeline}, snapshots {begin} to {end}",
+        title_justify="left",
+        caption=_caption(audits),
+        caption_justify="left",
     )
     for name in _COLUMNS:
-        table.add_column(
-            name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right"
-        )
+        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
     for source in total(audits):
-        # A reason may contain brackets, which are markup.
+        # A reason may contain brackets, which are markup in a plain text.
         table.add_row(*map(Text, _row(source)))
     out.print(table)
     for source in total(audits):
@@ -87,13 +87,16 @@ def _print(audits: list[Audit], out: Console) -> bool:
             reason, _, store = name.partition("/")
             partition = f"{source.topic} partition {source.partition}"
             out.print(f"skipped by {store}, {reason}: {number:,} of {partition}", markup=False)
-    mistakes = list(chain.from_iterable(audit.wrong for audit in audits))
-    for sentence in mistakes:
-        out.print(f"✗ {sentence}", markup=False)
-    out.print(
-        "✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for."
-    )
-    return not mistakes
+    balances = True
+    for audit in audits:
+        for mistake in audit.wrong:
+            balances = False
+            out.print(f"✗ {mistake}", markup=False)
+    if balances:
+        out.print("✓ Every record read is accounted for.")
+    else:
+        out.print("✗ The audit does not balance.")
+    return balances
 
 
 def _row(source: SourceAudit) -> tuple[str, ...]:
@@ -120,7 +123,9 @@ def _caption(audits: list[Audit]) -> str:
     for audit in audits:
         for topic, number in audit.outputs.items():
             written[topic] = written.get(topic, 0) + number
-    lines = [f"written to {topic}: {number:,}" for topic, number in sorted(written.items())]
+    lines: list[str] = []
+    for topic, number in sorted(written.items()):
+        lines.append(f"written to {topic}: {number:,}")
     checksums, states = audits[-1].checksums, audits[-1].states
     for worker in sorted(checksums, key=int):
         line = f"checksums of worker {worker}: state rows {checksums[worker]}"
@@ -130,7 +135,7 @@ def _caption(audits: list[Audit]) -> str:
     return "\n".join(lines)
 
 
-def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Console) -> bool:
+def _verify_shards(ledger: Ledger, info: GenerationInfo, newest: Audit, out: Console) -> bool:
     """Verify every shard and standby, and quarantine damaged shards, so that no query reads them.
 
     Returns True if a shard or a standby is damaged or cannot be read.
@@ -143,11 +148,12 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
     for worker in info.workers:
         try:
             with open_shard(worker.location) as shard:
-                shard.verify_rows(last.batch, last.published_checksums(worker.number))
+                shard.verify_rows(newest.batch, newest.published_checksums(worker.number))
                 _verify_states(ledger, info.ref, shard, worker.number)
             ledger.quarantine.conclude(before, worker.number)
             out.print(
-                f"✓ worker {worker.number}: all state rows and operator states match their checksums"
+                f"✓ worker {worker.number}: all state rows and operator states match their "
+                "checksums"
             )
         except StateError as error:
             damaged = True
@@ -173,12 +179,10 @@ def _is_standby_damaged(
     standby = worker.standby
     if standby is None or standby.batch < 0:
         return False
-    audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
-    published = (
-        audits[standby.batch].published_checksums(worker.number)
-        if standby.batch in audits
-        else None
-    )
+    published = None
+    for audit in ledger.audits.all(info.ref):
+        if audit.batch == standby.batch:
+            published = audit.published_checksums(worker.number)
     copy = f"worker {worker.number}'s standby, at snapshot {info.generation}.{standby.batch}"
     try:
         with open_shard(standby.server) as shard:
@@ -192,7 +196,7 @@ def _is_standby_damaged(
 
 
 def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int) -> None:
-    """Verify the operator states of the newest snapshot, the only snapshot for which they are kept."""
+    """Verify the operator states, which are kept for the newest snapshot only."""
     newest = ledger.audits.newest(ref)
     while newest is not None:
         try:

@@ -1,4 +1,4 @@
-"""Finds the failures and the health of a pipeline, by one rule for the page, REST, `sluice status` and the metrics."""
+"""A pipeline's failures and health, the same for the page, REST, `sluice status` and metrics."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def failures_of(
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
 
-    A missing input is no failure of a pipeline that is not to run: one that has never run, unless
-    its trigger has recorded that it waits, or one that is retired.
+    A missing input is no failure of a retired pipeline, or of one that has never run, unless its
+    trigger has recorded that it waits.
     """
     failures = [*figures.failures.get(pipeline, ())]
     recorded = {failure.kind for failure in failures}
@@ -75,16 +75,22 @@ def input_away(
     """
     if not missing:
         return InputAway(lag_error)
-    hidden = [topic for topic in missing if topic in denied]
-    deleted = [topic for topic in missing if topic not in hidden and read.get(topic)]
-    never_read = [topic for topic in missing if topic not in hidden and topic not in deleted]
+    hidden: list[str] = []
+    deleted: list[str] = []
+    never_read: list[str] = []
+    for topic in missing:
+        if topic in denied:
+            hidden.append(topic)
+        elif read.get(topic):
+            deleted.append(topic)
+        else:
+            never_read.append(topic)
     details: list[str] = []
     if deleted:
-        ends = [
-            f"{topic}/{number} up to {end}"
-            for topic in deleted
-            for number, end in sorted(read[topic].items())
-        ]
+        ends: list[str] = []
+        for topic in deleted:
+            for number, end in sorted(read[topic].items()):
+                ends.append(f"{topic}/{number} up to {end}")
         was = "was" if len(deleted) == 1 else "were"
         details.append(f"{_topics(deleted)} {was} deleted. The pipeline has read {listed(ends)}.")
     if never_read:
@@ -110,38 +116,43 @@ def awaited_input(missing: Sequence[str]) -> str:
 
 
 def _topics(names: Sequence[str]) -> str:
-    return f"Topic {names[0]}" if len(names) == 1 else f"The topics {', '.join(names)}"
+    if len(names) == 1:
+        return f"Topic {names[0]}"
+    return f"The topics {', '.join(names)}"
 
 
 def not_started(pipeline: str, since: datetime) -> Failure:
-    """Return the failure of a pipeline for which Airflow was asked for a run at `since`, and has not started a driver."""
+    """Return the failure of a pipeline whose run, asked for at `since`, has no driver yet."""
     error = NoSlot(f"A run was asked for at {since:%H:%M:%S} UTC, and no driver has started.")
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 
 
 def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
     """Return the failure of a pipeline whose records a transaction has held back since a time."""
-    held = {
-        partition: count for partition in lag.partitions() if (count := lag.held_in(*partition))
-    }
-    places = ", ".join(f"{topic}/{number}" for topic, number in held)
-    detail = f"It holds back {counted(sum(held.values()), 'record')} of {places}."
-    error = RecordsHeld(
-        detail, next_step=_end_transaction(lag, *next(iter(held))) if lag.broker and held else ""
-    )
-    failure = Failure.of(error, pipeline, kind="held")
-    return msgspec.structs.replace(failure, at=since)
+    records = 0
+    places: list[str] = []
+    next_step = ""
+    for topic, number in lag.partitions():
+        held = lag.held_in(topic, number)
+        if held:
+            records += held
+            places.append(f"{topic}/{number}")
+            if lag.broker and not next_step:
+                next_step = _end_transaction(lag, topic, number)
+    detail = f"It holds back {counted(records, 'record')} of {', '.join(places)}."
+    error = RecordsHeld(detail, next_step=next_step)
+    return msgspec.structs.replace(Failure.of(error, pipeline, kind="held"), at=since)
 
 
 def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
-    """Return the commands that find the producer of the transaction in a partition, and end the transaction."""
+    """Return the commands that find the producer of a partition's transaction, and end it."""
     command = f"kafka-transactions.sh --bootstrap-server {lag.broker}"
-    where = f"--topic {topic} --partition {partition}"
+    options = f"--topic {topic} --partition {partition}"
     # A reader of committed records stops at the first record of the oldest open transaction.
     start = lag.ends[topic][partition]
     return (
-        f"Find the producer and stop it: `{command} describe-producers {where}`. "
-        f"Or end its transaction: `{command} abort {where} --start-offset {start}`."
+        f"Find the producer and stop it: `{command} describe-producers {options}`. "
+        f"Or end its transaction: `{command} abort {options} --start-offset {start}`."
     )
 
 
@@ -159,27 +170,28 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
 
 
 def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
-    """Return the health of a pipeline that is not to run; None for all other pipelines."""
+    """Return the health of a pipeline that is not to run, and None for other pipelines."""
     if pipeline in figures.retired:
         return "retired"
-    return None if pipeline in figures.generations else "not_started"
+    if pipeline not in figures.generations:
+        return "not_started"
+    return None
 
 
 def severity(kinds: Collection[FailureKind]) -> int:
-    """Return a number for sorting: 0 for the worst health that failures of these kinds cause."""
+    """Return a number for sorting: 0 if failures of these kinds cause the worst health."""
     trouble = trouble_of(kinds)
     return len(_WORST_FIRST) if trouble is None else _WORST_FIRST.index(trouble)
 
 
 def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
-    """Lists of failures. The failures that say the same about several pipelines are in one list.
+    """Group failures that say the same about several pipelines.
 
-    The lists with the worst failures come first. Equally bad ones are sorted by pipeline.
+    The groups with the worst failures come first. Equally bad ones are sorted by pipeline.
     """
     causes: dict[tuple[str, ...], list[Failure]] = {}
-    for failure in sorted(
-        failures, key=lambda failure: (severity({failure.kind}), failure.pipeline)
-    ):
+    by_pipeline = sorted(failures, key=lambda failure: failure.pipeline)
+    for failure in sorted(by_pipeline, key=lambda failure: severity({failure.kind})):
         cause = failure.kind, failure.host, failure.title, failure.detail, failure.next_step
         causes.setdefault(cause, []).append(failure)
     return list(causes.values())

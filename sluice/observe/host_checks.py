@@ -1,7 +1,7 @@
-"""Checks whether state servers answer this host, whether its disk has space, and whether its clock is right.
+"""Checks of this host: whether state servers answer it, its disks have space, its clock is right.
 
 Triggers, state servers and `sluice status` make these checks. They record what is wrong as failures
-in the ledger, so that everyone who asks sees the same time at which a failure began.
+in the ledger, so that all of them report the same time at which a failure began.
 """
 
 from __future__ import annotations
@@ -49,29 +49,34 @@ class Sight(NamedTuple):
 
 
 def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings) -> None:
-    """Record what is wrong as failures of the pipelines concerned, and remove failures that have ended."""
-    own = socket.gethostname()
+    """Record what is wrong as failures of the pipelines concerned, and remove past failures."""
+    own_host = socket.gethostname()
     silent, unknown = _look_at_servers(_servers(figures.generations.values()))
-    of_host = [*_disks(own, configuration), *_clock(own, ledger)]
+    own_clock = list(_clock(own_host, ledger))
+    of_host = [*_disks(own_host, configuration), *own_clock]
     seen: list[Failure] = []
     gone: list[Failure] = []
     for pipeline, info in figures.generations.items():
-        sights = [*of_host, *(silent[address] for address in _servers([info]) if address in silent)]
-        if not any(sight.kind == "clock" for sight in sights):
-            sights += _snapshot_of_the_future(own, pipeline, figures)
+        sights = of_host.copy()
+        for address in _servers([info]):
+            if address in silent:
+                sights.append(silent[address])
+        if not own_clock:
+            sights += _snapshot_of_the_future(own_host, pipeline, figures)
+        places: set[tuple[FailureKind, str]] = set()
         for kind, host, error in sights:
+            places.add((kind, host))
             seen.append(
                 Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets)
             )
-        places = {(sight.kind, sight.host) for sight in sights}
         for failure in figures.failures.get(pipeline, ()):
             # Only the host that has a disk or clock sees its failure, so only this host removes the
             # failure. The failure of a state server is removed by any host that can ask the server.
-            is_known_here = (
-                failure.host not in unknown if failure.kind == "host" else failure.host == own
-            )
-            is_observed = failure.kind in ("host", "disk", "clock")
-            if is_observed and is_known_here and (failure.kind, failure.host) not in places:
+            if failure.kind == "host":
+                is_observed = failure.host not in unknown
+            else:
+                is_observed = failure.kind in ("disk", "clock") and failure.host == own_host
+            if is_observed and (failure.kind, failure.host) not in places:
                 gone.append(failure)
     if seen:
         ledger.failures.keep(*seen)
@@ -80,7 +85,7 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
 
 
 class Observer:
-    """Checks hosts in the background of a server or a triggerer, at most every `OBSERVING_SECONDS`."""
+    """Checks hosts in a server or a triggerer, in the background, every `OBSERVING_SECONDS`."""
 
     def __init__(self, ledger: Ledger, configuration: Settings) -> None:
         self._ledger = ledger
@@ -89,7 +94,7 @@ class Observer:
         self._observing: asyncio.Task[None] | None = None
 
     def observe(self) -> None:
-        """Begin a check, unless one goes on or began in the last `OBSERVING_SECONDS`.
+        """Begin a check, unless one is running or began in the last `OBSERVING_SECONDS`.
 
         Must be called in an event loop.
         """
@@ -105,60 +110,67 @@ class Observer:
 
 
 def needed_bytes(size: int) -> int:
-    """Return how many bytes of a disk of `size` bytes must be free, or else the disk is nearly full."""
+    """Return the free bytes below which a disk of `size` bytes is nearly full."""
     return round(min(max(_FREE_SHARE * size, _LEAST_FREE), _MOST_NEEDED))
 
 
 def disks(configuration: Settings) -> dict[Path, tuple[int, int]]:
-    """Folder → the free bytes and the size of its disk, for the files of the ledger and of the shards on this host."""
+    """Return the free bytes and the size of each disk with files of the ledger or of shards.
+
+    The keys are folders on these disks.
+    """
     usages: dict[Path, tuple[int, int]] = {}
     for url in (configuration.ledger, configuration.shards):
         file = file_of(url)
-        if file is not None:
-            folder = next((folder for folder in (file, *file.parents) if folder.is_dir()), None)
-            if folder is not None:
+        if file is None:
+            continue
+        for folder in (file, *file.parents):
+            if folder.is_dir():
                 with suppress(OSError):
                     usage = shutil.disk_usage(folder)
                     usages[folder] = usage.free, usage.total
+                break
     return usages
 
 
-def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
+def _disks(own_host: str, configuration: Settings) -> Iterator[Sight]:
     for folder, (free, size) in disks(configuration).items():
         needed = needed_bytes(size)
         if free < needed:
-            left = f"{own} has {size_text(free)} of {size_text(size)} left for {folder}"
-            yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
+            left = f"{own_host} has {size_text(free)} of {size_text(size)} left for {folder}"
+            yield Sight("disk", own_host, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
             # A host has one failure of its disks, even if the ledger's and the shards' disks are
             # full.
             return
 
 
-def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:
+def _clock(own_host: str, ledger: Ledger) -> Iterator[Sight]:
     ahead = ledger.clock_ahead_seconds()
     if abs(ahead) > CLOCK_SECONDS:
         direction = "ahead of" if ahead > 0 else "behind"
-        yield Sight(
-            "clock",
-            own,
-            ClockOff(f"The clock of {own} is {abs(ahead):,.0f} s {direction} the ledger's."),
+        error = ClockOff(
+            f"The clock of {own_host} is {abs(ahead):,.0f} s {direction} the ledger's."
         )
+        yield Sight("clock", own_host, error)
 
 
-def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> Iterator[Sight]:
+def _snapshot_of_the_future(
+    own_host: str, pipeline: str, figures: LedgerFigures
+) -> Iterator[Sight]:
     snapshot = figures.snapshots.get(pipeline)
     if snapshot is None:
         return
     ahead = snapshot.published_at - datetime.now(UTC)
     if ahead > timedelta(seconds=CLOCK_SECONDS):
-        detail = f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future of {own}."
-        yield Sight(
-            "clock", own, ClockOff(f"{detail} The clock of {own} or of the driver's host is wrong.")
+        error = ClockOff(
+            f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future "
+            f"of {own_host}. The clock of {own_host} or of the driver's host is wrong."
         )
+        yield Sight("clock", own_host, error)
 
 
 def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
-    """HOST:PORT of each state server → its URL."""
+    """Return the URL of each state server, by HOST:PORT."""
     servers: dict[str, str] = {}
     for info in generations:
         for worker in info.workers:
@@ -169,28 +181,24 @@ def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
 
 
 def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[str]]:
-    """Ask state servers for an answer. `servers`: address → URL.
+    """Ask the state servers at these addresses and URLs for an answer.
 
-    Returns address → the problem of a server that does not answer, and the addresses of the servers
-    that this process cannot ask, because it has no token or a token that they refuse.
+    Returns what is wrong with each server that does not answer, by address, and the addresses of
+    the servers that this process cannot ask, because it has no token or they refuse its token.
     """
     silent: dict[str, Sight] = {}
     unknown: set[str] = set()
-    if servers:
-        with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as asking:
-            errors = dict(
-                zip(servers, asking.map(_error_of, servers.values(), servers), strict=True)
-            )
-        for address, error in errors.items():
-            if isinstance(error, StateError):
-                # The next step of other errors would be to check the address, which is that in the
-                # ledger.
-                next_step = error.next_step if isinstance(error, ServerHangs) else ""
-                silent[address] = Sight(
-                    "host", address, HostSilent(error.detail, next_step=next_step)
-                )
-            elif error is not None:
-                unknown.add(address)
+    if not servers:
+        return silent, unknown
+    with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as threads:
+        errors = list(threads.map(_error_of, servers.values(), servers))
+    for address, error in zip(servers, errors, strict=True):
+        if isinstance(error, StateError):
+            # The next step of other errors is to check the address, which is from the ledger.
+            next_step = error.next_step if isinstance(error, ServerHangs) else ""
+            silent[address] = Sight("host", address, HostSilent(error.detail, next_step=next_step))
+        elif error is not None:
+            unknown.add(address)
     return silent, unknown
 
 

@@ -1,4 +1,4 @@
-"""Metrics of pipelines for monitoring systems, through Airflow's metrics and in Prometheus' text format."""
+"""Metrics of pipelines, as Airflow's metrics and in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -129,9 +129,10 @@ def gauges(
         yield from _of_lag(lag, oldest_unread or {}, now)
     current = figures.generations.get(pipeline)
     if current is not None:
-        for topic in () if is_retired else current.topics:
-            is_there = lag is not None and not lag.missing([topic])
-            yield Measurement("source_up", is_there, (("topic", topic),))
+        if not is_retired:
+            for topic in current.topics:
+                is_there = lag is not None and not lag.missing([topic])
+                yield Measurement("source_up", is_there, (("topic", topic),))
         batch = figures.newest_batch(pipeline)
         if batch is not None:
             yield from _of_batch(batch, now)
@@ -161,8 +162,7 @@ def _of_failures(failures: Sequence[Failure], now: datetime) -> Iterator[Measure
     for kind in KINDS:
         yield Measurement("condition", kind in since, (("kind", kind),))
         if kind in since:
-            age = max((now - since[kind]).total_seconds(), 0.0)
-            yield Measurement("condition_age_seconds", age, (("kind", kind),))
+            yield Measurement("condition_age_seconds", _age(since[kind], now), (("kind", kind),))
 
 
 def _of_lag(
@@ -185,15 +185,17 @@ def _of_lag(
             times.pop(topic, None)
     for topic, timestamps in times.items():
         oldest = min(timestamps, default=now)
-        # A producer's clock may be ahead of this machine's clock.
-        yield Measurement(
-            "oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),)
-        )
+        yield Measurement("oldest_unread_seconds", _age(oldest, now), (("topic", topic),))
+
+
+def _age(since: datetime, now: datetime) -> float:
+    # The clock of a producer or a driver may be ahead of this machine's clock.
+    return max((now - since).total_seconds(), 0.0)
 
 
 def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Measurement]:
     """Yield the gauges of the newest batch."""
-    yield Measurement("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
+    yield Measurement("snapshot_age_seconds", _age(batch.published_at, now))
     yield Measurement("batch_records", batch.records)
     for store, count in batch.late.items():
         yield Measurement("batch_late", count, (("store", store),))
@@ -210,10 +212,9 @@ def shard_sizes(
     figures: LedgerFigures,
     location: Callable[[WorkerInfo], str | None] = lambda worker: worker.location,
 ) -> dict[WorkerOf, int]:
-    """Pipeline and worker → the bytes of the worker's shard, for all pipelines.
+    """Return the bytes of each worker's shard, for all pipelines.
 
-    `location` returns the address of a worker's shard; None if this process does not open the
-    shard.
+    `location` returns the address of a worker's shard, or None if this process does not open it.
     """
     addresses: dict[WorkerOf, str] = {}
     for pipeline, info in figures.generations.items():
@@ -221,14 +222,18 @@ def shard_sizes(
             address = location(worker)
             if address is not None:
                 addresses[pipeline, worker.number] = address
-    sizes = sizes_of(addresses.values())
-    return {worker: sizes[address] for worker, address in addresses.items() if address in sizes}
+    size_by_address = sizes_of(addresses.values())
+    sizes: dict[WorkerOf, int] = {}
+    for worker_of, address in addresses.items():
+        if address in size_by_address:
+            sizes[worker_of] = size_by_address[address]
+    return sizes
 
 
 def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    """Yield the samples of Prometheus for the measurements of histograms: cumulative buckets, sums and counts.
+    """Turn the buckets of histograms into Prometheus' samples: cumulative buckets and counts.
 
-    Measurements of other metrics stay as they are.
+    Other measurements stay as they are.
     """
     buckets: dict[tuple[str, Labels], dict[str, float]] = {}
     for measurement in measurements:
@@ -239,9 +244,11 @@ def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measureme
         bound = labels.pop("le")
         histogram = measurement.name.removesuffix(BUCKET), tuple(labels.items())
         buckets.setdefault(histogram, {})[bound] = measurement.value
+    bounds = [f"{seconds:g}" for seconds in SECONDS]
+    bounds.append(UNBOUNDED)
     for (name, rest), counts in buckets.items():
         total = 0.0
-        for bound in (*(f"{bound:g}" for bound in SECONDS), UNBOUNDED):
+        for bound in bounds:
             total += counts.get(bound, 0)
             yield Measurement(f"{name}{BUCKET}", total, (*rest, ("le", bound)))
         yield Measurement(f"{name}{COUNT}", total, rest)
@@ -254,11 +261,11 @@ def of_pipeline(pipeline: str, measurements: Iterable[Measurement]) -> Iterator[
 
 
 def prometheus(measurements: Iterable[Measurement]) -> str:
-    """Samples in Prometheus' text format, grouped by metric with its description."""
+    """Write samples in Prometheus' text format, grouped by metric with its description."""
     lines: dict[str, list[str]] = {}
     for name, value, labels in measurements:
-        text = ",".join(f'{label}="{_escape(content)}"' for label, content in labels)
-        sample = f"{PREFIX}{name}{{{text}}} {float(value):.15g}"
+        label_texts = [f'{label}="{_escape(content)}"' for label, content in labels]
+        sample = f"{PREFIX}{name}{{{','.join(label_texts)}}} {float(value):.15g}"
         lines.setdefault(_metric_of(name), []).append(sample)
     page: list[str] = []
     for name, samples in sorted(lines.items()):

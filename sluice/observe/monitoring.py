@@ -1,4 +1,4 @@
-"""Reads from the ledger what pipelines have done: batches with their audits, dead letters, generations."""
+"""Reads from the ledger what pipelines have done: batches, audits, dead letters, generations."""
 
 from __future__ import annotations
 
@@ -53,19 +53,21 @@ class LedgerFigures:
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
         """Read the figures. Dead letters are counted over the day that ends now."""
-        generations = {info.pipeline: info for info in ledger.generations.all_current()}
+        generations: dict[str, GenerationInfo] = {}
+        refs: list[GenerationRef] = []
+        for info in ledger.generations.all_current():
+            generations[info.pipeline] = info
+            refs.append(info.ref)
+        snapshots = ledger.snapshots.of_all_pipelines()
+        leases = ledger.leases.of_all_pipelines()
         failures: dict[str, list[Failure]] = {}
         for failure in ledger.failures.all():
             failures.setdefault(failure.pipeline, []).append(failure)
         return cls(
             generations=generations,
-            snapshots={
-                snapshot.pipeline: snapshot for snapshot in ledger.snapshots.of_all_pipelines()
-            },
-            audits=ledger.audits.newest_of_all([info.ref for info in generations.values()]),
-            running=frozenset(
-                lease.pipeline for lease in ledger.leases.of_all_pipelines() if lease.held
-            ),
+            snapshots={snapshot.pipeline: snapshot for snapshot in snapshots},
+            audits=ledger.audits.newest_of_all(refs),
+            running=frozenset(lease.pipeline for lease in leases if lease.held),
             failures=failures,
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
             measurements=ledger.measurements.of_all_pipelines(),
@@ -93,9 +95,9 @@ class LedgerFigures:
         if snapshot is None:
             return None
         audit = self.audits.get(snapshot.ref)
-        return _batch(
-            snapshot, audit if audit is not None and audit.batch == snapshot.batch else None, ""
-        )
+        if audit is not None and audit.batch != snapshot.batch:
+            audit = None
+        return _batch(snapshot, audit, "")
 
 
 def batches(
@@ -114,17 +116,23 @@ def batches(
 
 
 def _dead_letters(ledger: Ledger, since: datetime) -> dict[str, dict[str, int]]:
-    """Pipeline → reason → number of dead letters in the snapshots published since a time, most frequent first."""
+    """Return each pipeline's number of dead letters by reason, the most frequent reason first.
+
+    Counts the snapshots published since a time.
+    """
     counted: dict[str, Counter[str]] = {}
     # A pipeline that lingers publishes 60,000 snapshots a day, but few of them have dead letters.
     # So only snapshots with a count of dead letters are read.
     for snapshot in ledger.snapshots.since(since, ("dead_letter", f"{UNWRITTEN}/")):
         counted.setdefault(snapshot.pipeline, Counter()).update(_dead_letters_of(snapshot))
-    return {pipeline: dict(reasons.most_common()) for pipeline, reasons in counted.items()}
+    most_frequent_first: dict[str, dict[str, int]] = {}
+    for pipeline, reasons in counted.items():
+        most_frequent_first[pipeline] = dict(reasons.most_common())
+    return most_frequent_first
 
 
 def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
-    """Reason → number of dead letters of one batch."""
+    """Return the number of dead letters of one batch, by reason."""
     counts = snapshot.counts
     reasons = _counts_with("dead_letter/", counts)
     unwritten = sum(_counts_with("unwritten/", counts).values())
@@ -135,7 +143,7 @@ def _dead_letters_of(snapshot: Snapshot) -> dict[str, int]:
     rest = counts.get(f"output/{snapshot.pipeline}_dead_letters", 0) - sum(reasons.values())
     if rest > 0:
         reasons["processing"] = reasons.get("processing", 0) + rest
-    return {reason: count for reason, count in reasons.items() if count}
+    return reasons
 
 
 def generations(
@@ -143,38 +151,43 @@ def generations(
     pipeline: str,
     now: datetime | None = None,
 ) -> list[answers.Generation]:
-    """Return all generations of a pipeline: the current generation, and the generations of unfinished rebuilds and replays."""
-    current, now = ledger.generations.current(pipeline), now or datetime.now(UTC)
+    """Return the current generation, and the generations of unfinished rebuilds and replays."""
+    current = ledger.generations.current(pipeline)
+    now = now or datetime.now(UTC)
     return [_generation(ledger, info, current, now) for info in ledger.generations.all(pipeline)]
 
 
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
-    """Return the snapshots that a run published, and the sums of its batches' counts, for programs that wait for the run."""
+    """Return the snapshots that a run published, and the sums of its batches' counts.
+
+    Programs that wait for a run read them.
+    """
     counts: Counter[str] = Counter()
     snapshots: list[str] = []
+    audits: dict[int, Audit] = {}
     current = ledger.generations.current(pipeline)
-    audits = (
-        {}
-        if current is None
-        else {audit.batch: audit for audit in ledger.audits.of_run(current.ref, run)}
-    )
+    if current is not None:
+        for audit in ledger.audits.of_run(current.ref, run):
+            audits[audit.batch] = audit
     for snapshot in ledger.snapshots.all_of_run(pipeline, run):
         batch = _batch(snapshot, audits.get(snapshot.batch), "")
         snapshots.append(batch.snapshot)
-        # `Counter.update` adds, unlike `dict.update`.
-        counts.update(
-            {"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())}
-        )
-        counts.update({"dead_letters": sum(batch.dead_letters.values())})
-    names = ("records", "applied", "late", "dead_letters")
-    return {"run": run, "snapshots": sorted(snapshots), **{name: counts[name] for name in names}}
+        counts["records"] += batch.records
+        counts["applied"] += batch.applied
+        counts["late"] += sum(batch.late.values())
+        counts["dead_letters"] += sum(batch.dead_letters.values())
+    figures: dict[str, Any] = {"run": run, "snapshots": sorted(snapshots)}
+    for name in ("records", "applied", "late", "dead_letters"):
+        figures[name] = counts[name]
+    return figures
 
 
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
-    """Return the audits of a run's batches, oldest first, of the newest generation that the run has published.
+    """Return the audits of a run's batches, oldest first.
 
-    This need not be the current generation: a replay publishes a generation beside it. A run that
-    restores damaged state publishes a new generation, which becomes current.
+    The audits are those of the newest generation that the run has published. This need not be the
+    current generation: a replay publishes a generation beside it. A run that restores damaged state
+    publishes a new generation, which becomes current.
     """
     for info in reversed(ledger.generations.all(pipeline)):
         audits = ledger.audits.of_run(info.ref, run)
@@ -184,12 +197,16 @@ def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
 
 
 def log_path(run: str, airflow: str = "") -> str:
-    """Return the path of a task's log in Airflow, from the run's name DAG/RUN/TASK in the ledger; empty for other names."""
+    """Return the path of a task's log in Airflow, from the run's name in the ledger.
+
+    In Airflow, this name is DAG/RUN/TASK. Returns an empty text for other names.
+    """
     dag, _, rest = run.partition("/")
     name, _, task = rest.rpartition("/")
     if not (dag and name and task):
         return ""
-    return f"{airflow}/dags/{quote(dag, safe='')}/runs/{quote(name, safe='')}/tasks/{quote(task, safe='')}"
+    dag, name, task = quote(dag, safe=""), quote(name, safe=""), quote(task, safe="")
+    return f"{airflow}/dags/{dag}/runs/{name}/tasks/{task}"
 
 
 def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
@@ -199,19 +216,24 @@ def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
 
 
 def age_seconds(since: datetime, now: datetime) -> float:
-    """Seconds from a time until `now`; never below zero, as clocks of different machines differ."""
+    """Return the seconds from a time until `now`: at least zero, because clocks differ."""
     return round(max((now - since).total_seconds(), 0.0), 3)
 
 
 def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.BatchHistory:
-    counts, sources = snapshot.counts, audit.sources if audit else ()
-    phases = {name: ms / 1_000 for name, ms in audit.phases.items()} if audit else {}
-    # A batch that a rebuild has repeated has no phase `start`, so its duration is unknown.
-    seconds = round(max(sum(phases.values()), 0.001), 3) if "start" in phases else None
-    records = counts.get("read", 0)
+    counts = snapshot.counts
+    phases: dict[str, float] = {}
     read: Counter[str] = Counter()
-    for source in sources:
-        read[source.topic] += source.read
+    if audit is not None:
+        for name, milliseconds in audit.phases.items():
+            phases[name] = milliseconds / 1_000
+        for source in audit.sources:
+            read[source.topic] += source.read
+    # A batch that a rebuild has repeated has no phase `start`, so its duration is unknown.
+    seconds = None
+    if "start" in phases:
+        seconds = round(max(sum(phases.values()), 0.001), 3)
+    records = counts.get("read", 0)
     return answers.BatchHistory(
         snapshot=snapshot.id,
         published_at=snapshot.published_at,
@@ -250,13 +272,15 @@ def _generation(
 
 def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
     batch = ledger.snapshots.last_batch(ref)
-    return None if batch is None else ledger.snapshots.get(ref, batch)
+    if batch is None:
+        return None
+    return ledger.snapshots.get(ref, batch)
 
 
 def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts above zero whose names begin with `prefix`: name without the prefix → count."""
-    return {
-        name.removeprefix(prefix): count
-        for name, count in counts.items()
-        if name.startswith(prefix) and count
-    }
+    """Return the counts above zero whose names begin with `prefix`, by name without the prefix."""
+    with_prefix: dict[str, int] = {}
+    for name, count in counts.items():
+        if count and name.startswith(prefix):
+            with_prefix[name.removeprefix(prefix)] = count
+    return with_prefix

@@ -1,4 +1,4 @@
-"""Measures the runs of this process's driver: how long they take, and what they cost on its host."""
+"""Measures the runs of this driver: how long they take, and what they cost on its host."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _add(configuration: Settings, pipeline: str, outcome: str, ready: list[float
 
 
 def _processes() -> list[psutil.Process]:
-    """Return the processes of the run: Spark's JVM, this process, and all processes that they have started."""
+    """Return Spark's JVM, this process, and all processes that they have started."""
     import psutil
 
     own = psutil.Process()
@@ -73,7 +73,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _most_bytes(process: psutil.Process) -> int:
-    """Return the most memory that a process had; on systems without `/proc`, the memory that it has now."""
+    """Return the most memory that a process has had. Without `/proc`, return what it has now."""
     import psutil
 
     with suppress(OSError):

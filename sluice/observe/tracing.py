@@ -38,7 +38,10 @@ _tracers: list[Tracer] = []
 
 
 def trace_context() -> dict[str, str]:
-    """Environment variables that make the current span the parent of a driver's run; empty without a span."""
+    """Return environment variables that make the current span the parent of a driver's run.
+
+    Without a span, there are none.
+    """
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier: dict[str, str] = {}
@@ -63,7 +66,10 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
         return
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    carrier = {name: os.environ[name.upper()] for name in _CONTEXT if name.upper() in os.environ}
+    carrier: dict[str, str] = {}
+    for name in _CONTEXT:
+        if name.upper() in os.environ:
+            carrier[name] = os.environ[name.upper()]
     parent = TraceContextTextMapPropagator().extract(carrier)
     tracer = provider.get_tracer("sluice", __version__)
     attributes = {"sluice.pipeline": pipeline, "sluice.run": run}
@@ -82,7 +88,7 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
 
 
 def trace_batch(batch: str, phases_ms: Mapping[str, int], counts: Mapping[str, int]) -> None:
-    """Add the spans of a batch that has just been published, and of its phases, to the run's trace."""
+    """Add spans of a batch that has just been published, and of its phases, to the run's trace."""
     if not _tracers:
         return
     from opentelemetry.trace import set_span_in_context

@@ -1,4 +1,4 @@
-"""The read point of a query: a snapshot, a run or a time, and how far the state must have progressed."""
+"""The read point of a query: a snapshot, a run or a time, and the progress it must have made."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ many thousand digits."""
 
 @dataclass(frozen=True)
 class AsOf:
-    """`as_of` is a snapshot ("1.42" or "1.newest"), a run ("run:NAME") or a time; None is the newest snapshot.
+    """The snapshot that a query reads, and the least progress that the snapshot must have made.
 
+    `as_of` is a snapshot ("1.42"), a run ("run:NAME") or a time; None is the newest snapshot.
     "1.newest" is the newest snapshot of generation 1. "standby" is the newest snapshot that all
     standbys of the pipeline's workers have.
 
@@ -47,14 +48,15 @@ class AsOf:
 
     def is_reached(self, snapshot: Snapshot) -> bool:
         """Return whether a snapshot has reached the bounds."""
-        if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(
-            self.min_snapshot
-        ):
-            return False
+        if self.min_snapshot is not None:
+            reached = snapshot.generation, snapshot.batch
+            if reached < parse_snapshot(self.min_snapshot):
+                return False
         for topic, partitions in self.min_positions.items():
             read = snapshot.positions.get(topic, {})
-            if any(read.get(partition, 0) < offset for partition, offset in partitions.items()):
-                return False
+            for partition, offset in partitions.items():
+                if read.get(partition, 0) < offset:
+                    return False
         return True
 
     def require_topics(self, topics: Collection[str]) -> None:
@@ -67,18 +69,21 @@ class AsOf:
                 )
 
     def require_reached(self, snapshot: Snapshot) -> None:
-        """Raise NotReached, with the state's progress, if the snapshot has not reached the bounds."""
+        """Raise NotReached, with the snapshot's progress, if it has not reached the bounds."""
         if self.is_reached(snapshot):
             return
         unread: list[str] = []
         for topic, partitions in self.min_positions.items():
             read = snapshot.positions.get(topic, {})
-            unread += [f"{topic}:{partition}" for partition in partitions if partition not in read]
+            for partition in partitions:
+                if partition not in read:
+                    unread.append(f"{topic}:{partition}")
+        next_step = ""
+        if unread:
+            next_step = f"No run has read {', '.join(unread)}: check that the partition exists."
         raise NotReached(
             f"The state is at snapshot {snapshot.id}, which is before the requested minimum.",
-            next_step=f"No run has read {', '.join(unread)}: check that the partition exists."
-            if unread
-            else "",
+            next_step=next_step,
             extensions={"snapshot": snapshot.id, "positions": snapshot.positions},
         )
 
@@ -95,24 +100,15 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     if as_of == _STANDBY:
         return _at_standbys(ledger, newest)
     if as_of.startswith(_RUN):
-        # PostgreSQL rejects NUL in text, and no run's name contains NUL.
-        snapshot = (
-            None if "\0" in as_of else ledger.snapshots.of_run(pipeline, as_of.removeprefix(_RUN))
-        )
-        if snapshot is None:
-            raise NotFound(
-                f"The run {as_of.removeprefix(_RUN)[:100]!r} has no published snapshot.",
-                next_step="The run found no records to read, or its snapshots are no longer kept.",
-            )
-        return snapshot
+        return _of_run(ledger, pipeline, as_of.removeprefix(_RUN))
     number = _number(as_of.removesuffix(_NEWEST), _INTEGER)
     if number is not None and as_of.endswith(_NEWEST):
-        last = ledger.snapshots.last_batch(GenerationRef(pipeline, number))
-        if last is None:
+        newest_batch = ledger.snapshots.last_batch(GenerationRef(pipeline, number))
+        if newest_batch is None:
             return _missing(
                 ledger, newest, f"Generation {number} of {pipeline!r} has none", (number, 0)
             )
-        as_of = f"{number}.{last}"
+        as_of = f"{number}.{newest_batch}"
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
         snapshot = ledger.snapshots.get(GenerationRef(pipeline, generation), batch)
@@ -126,18 +122,38 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     )
 
 
-def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
-    workers = ledger.generations.workers(newest.pipeline)
-    registered = ledger.standbys.of(newest.pipeline)
-    # The ledger may still list the standby of a worker that the pipeline no longer has.
-    standbys = [registered[worker.number] for worker in workers if worker.number in registered]
-    batches = [standby.batch for standby in standbys if standby.copied_generation == newest.ref]
-    if not batches or len(batches) < len(standbys):
-        without = f"{len(standbys) - len(batches)} of the standbys of {newest.pipeline!r} have no copy of its state."
+def _of_run(ledger: Ledger, pipeline: str, run: str) -> Snapshot:
+    snapshot = None
+    # PostgreSQL rejects NUL in text, and no run's name contains NUL.
+    if "\0" not in run:
+        snapshot = ledger.snapshots.of_run(pipeline, run)
+    if snapshot is None:
         raise NotFound(
-            without if standbys else f"Pipeline {newest.pipeline!r} has no standbys.",
-            next_step="Leave as_of out to read the newest snapshot.",
+            f"The run {run[:100]!r} has no published snapshot.",
+            next_step="The run found no records to read, or its snapshots are no longer kept.",
         )
+    return snapshot
+
+
+def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
+    registered = ledger.standbys.of(newest.pipeline)
+    number_of_standbys = 0
+    batches: list[int] = []
+    # The ledger may still list the standby of a worker that the pipeline no longer has.
+    for worker in ledger.generations.workers(newest.pipeline):
+        standby = registered.get(worker.number)
+        if standby is not None:
+            number_of_standbys += 1
+            if standby.copied_generation == newest.ref:
+                batches.append(standby.batch)
+    if len(batches) < number_of_standbys or not batches:
+        without_copy = number_of_standbys - len(batches)
+        reason = f"Pipeline {newest.pipeline!r} has no standbys."
+        if without_copy:
+            reason = (
+                f"{without_copy} of the standbys of {newest.pipeline!r} have no copy of its state."
+            )
+        raise NotFound(reason, next_step="Leave as_of out to read the newest snapshot.")
     snapshot = ledger.snapshots.get(newest.ref, min(batches))
     return snapshot or _missing(
         ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches))
@@ -163,7 +179,9 @@ def as_snapshot(text: str) -> tuple[int, int] | None:
     """Return the generation and batch of a snapshot's id; None for any other text."""
     left, _, right = text.partition(".")
     generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
-    return None if generation is None or batch is None else (generation, batch)
+    if generation is None or batch is None:
+        return None
+    return generation, batch
 
 
 def parse_positions(text: str) -> dict[str, dict[str, int]]:
@@ -172,8 +190,8 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
     Raises QueryError if the text is invalid.
     """
     positions: dict[str, dict[str, int]] = {}
-    for part in text.split(","):
-        topic, _, rest = part.strip().partition(":")
+    for position in text.split(","):
+        topic, _, rest = position.strip().partition(":")
         left, _, right = rest.partition(":")
         partition, offset = _number(left, _INTEGER), _number(right, _BIGINT)
         if not topic or partition is None or offset is None:
@@ -188,14 +206,16 @@ def parse_positions(text: str) -> dict[str, dict[str, int]]:
 
 
 def _number(text: str, most: int) -> int | None:
-    """Parse a number from 0 to `most`. None for any other text."""
+    """Parse a number from 0 to `most`. Return None for any other text."""
     if text.isascii() and text.isdigit() and len(text) <= _LONGEST and int(text) <= most:
         return int(text)
     return None
 
 
-def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, int]) -> NoReturn:
-    """Raise Gone if the requested generation and batch are older than all kept snapshots, and NotFound otherwise."""
+def _missing(
+    ledger: Ledger, newest: Snapshot, statement: str, requested: tuple[int, int]
+) -> NoReturn:
+    """Raise Gone if all kept snapshots are newer than the requested one, otherwise NotFound."""
     # `newest` is from the caller's cache. Retention may have removed this snapshot since, and the
     # error must only name snapshots that are kept, so the newest snapshot is read again.
     newest = ledger.snapshots.latest(newest.pipeline) or newest
@@ -203,11 +223,11 @@ def _missing(ledger: Ledger, newest: Snapshot, what: str, requested: tuple[int, 
     kept = f"Snapshots {oldest.id} to {newest.id} are kept; leave as_of out to read the newest."
     if requested < (oldest.generation, oldest.batch):
         raise Gone(
-            f"{what} any more.",
+            f"{statement} any more.",
             next_step=kept,
             extensions={"oldest": oldest.id, "newest": newest.id},
         )
-    raise NotFound(f"{what}.", next_step=kept)
+    raise NotFound(f"{statement}.", next_step=kept)
 
 
 def _is_time(text: str) -> bool:

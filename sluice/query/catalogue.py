@@ -38,7 +38,7 @@ class _Cached:
 
 
 class PipelineSnapshot:
-    """A pipeline's snapshot. Keeps one pin for each store that a query has asked for."""
+    """A pipeline's snapshot, with one pin for each store that a query has asked for."""
 
     def __init__(self, snapshot: Snapshot, generation: GenerationInfo) -> None:
         self.snapshot = snapshot
@@ -120,7 +120,7 @@ class Catalogue:
         return await read_ledger(lambda: self._ledger.snapshots.recent(pipeline, limit))
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
-        """Pin a store to the newest snapshot of its pipeline, or to the snapshot that `when` selects.
+        """Pin a store to the snapshot that `when` selects, by default to the newest snapshot.
 
         Raises NotReady before the first snapshot, NotFound if the snapshot never existed, Gone if
         it is no longer kept, NotReached if it has not reached the requested bounds, and QueryError
@@ -148,11 +148,15 @@ class Catalogue:
         return self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:
-        """Raise Gone if retention has removed the snapshot of a result, because the result may lack rows."""
+        """Raise Gone if retention has removed the snapshot that was read.
+
+        Rows may then be missing from the result.
+        """
         cached = self._cache.get(_newest_of(ref.pipeline))
-        newest = None if cached is None or cached.value is None else cached.value.snapshot
-        if newest is not None and (newest.ref, newest.batch) == (ref, batch):
-            return
+        if cached is not None and cached.value is not None:
+            newest = cached.value.snapshot
+            if (newest.ref, newest.batch) == (ref, batch):
+                return
         if await read_ledger(lambda: self._ledger.snapshots.get(ref, batch)) is None:
             raise Gone(
                 f"Retention removed snapshot {ref.generation}.{batch} during the read.",
@@ -163,24 +167,28 @@ class Catalogue:
         snapshot = self._ledger.snapshots.latest(pipeline)
         if snapshot is None:
             return None
-        read_at, snapshot_id, info = self._generations.get(pipeline, (0.0, "", None))
+        info = self._generation_of(snapshot)
+        if info is None:
+            return None
+        cached = self._cache.get(_newest_of(pipeline))
+        if cached is not None:
+            newest: PipelineSnapshot | None = cached.value
+            if newest is not None and newest.snapshot == snapshot and newest.generation is info:
+                # The same object is returned again, because it has cached pins.
+                return newest
+        return PipelineSnapshot(snapshot, info)
+
+    def _generation_of(self, snapshot: Snapshot) -> GenerationInfo | None:
+        read_at, snapshot_id, info = self._generations.get(snapshot.pipeline, (0.0, "", None))
         # Moves and standbys change the workers of a generation without a new snapshot, so the
         # generation is also read again after some time.
-        if (
-            info is None
-            or snapshot_id != snapshot.id
-            or read_at + FRESH_SECONDS * _SELDOM <= self._clock()
-        ):
-            read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
-            if info is None:
-                return None
-            self._generations[pipeline] = read_at, snapshot.id, info
-        cached = self._cache.get(_newest_of(pipeline))
-        newest: PipelineSnapshot | None = None if cached is None else cached.value
-        if newest is not None and newest.snapshot == snapshot and newest.generation is info:
-            # Returns the same object, because it has cached pins.
-            return newest
-        return PipelineSnapshot(snapshot, info)
+        is_recent = self._clock() < read_at + FRESH_SECONDS * _SELDOM
+        if info is not None and snapshot_id == snapshot.id and is_recent:
+            return info
+        read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
+        if info is not None:
+            self._generations[snapshot.pipeline] = read_at, snapshot.id, info
+        return info
 
     def _earlier(self, newest: Snapshot, as_of: str) -> PipelineSnapshot:
         snapshot = find_snapshot(self._ledger, newest, as_of)
@@ -207,7 +215,7 @@ class Catalogue:
     ) -> T:
         """Return a result from the ledger, at most `times * FRESH_SECONDS` old.
 
-        With `since`, a result whose read begins at this time or later.
+        With `since`, return a result whose read began at this time or later.
         """
         now, max_age = self._clock(), FRESH_SECONDS * times
         cached = self._cache.get(name)
@@ -218,7 +226,9 @@ class Catalogue:
                 self._read(name, read)
             value: T = cached.value
             return value
-        shared_read = None if since is not None else self._reads.get(name)
+        shared_read = None
+        if since is None:
+            shared_read = self._reads.get(name)
         # A query that is cancelled must not cancel the read for other queries.
         result: _Cached = await asyncio.shield(shared_read or self._read(name, read))
         if shared_read is not None and now - result.read_at >= max_age:

@@ -1,4 +1,4 @@
-"""Cursors: the position and the snapshot of the next page, signed so that only servers can create them."""
+"""Cursors: where the next page begins, in which snapshot, signed so that only servers make them."""
 
 from __future__ import annotations
 

@@ -50,14 +50,16 @@ class Differences:
     examples: list[Difference] = field(default_factory=list)
 
     def add(self, kind: Kind, old: Entry | None, new: Entry | None, most_examples: int) -> None:
-        """Count a difference, and keep it as an example unless there are enough examples of its kind."""
+        """Count a difference, and keep up to `most_examples` of each kind."""
         number = getattr(self, kind) + 1
         setattr(self, kind, number)
         entry = old or new
         if number <= most_examples and entry is not None:
-            old_value = None if old is None else old.value
-            new_value = None if new is None else new.value
-            self.examples.append(Difference(kind, *entry.id, old_value, new_value))
+            self.examples.append(Difference(kind, *entry.id, _value(old), _value(new)))
+
+
+def _value(entry: Entry | None) -> msgspec.Raw | None:
+    return None if entry is None else entry.value
 
 
 async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMPLES) -> Differences:
@@ -95,7 +97,8 @@ async def _pairs(
             yield "added", None, new
             new = await anext(after, None)
         else:
-            yield None if bytes(old.value) == bytes(new.value) else "changed", old, new
+            is_same = bytes(old.value) == bytes(new.value)
+            yield None if is_same else "changed", old, new
             old, new = await anext(before, None), await anext(after, None)
 
 

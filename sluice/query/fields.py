@@ -1,4 +1,4 @@
-"""Checks fields against the Spark SQL type of stored values: a misspelled field is an error, not a missing value."""
+"""Checks fields against the type of stored values, so that a misspelled field is an error."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class UnknownField(QueryError):
 
 
 def require_field(store: StoreInfo, parameter: str, path: str) -> None:
-    """Raise UnknownField, which names the parameter, if the type of the store's values has no field at `path`.
+    """Raise UnknownField if the type of the store's values has no field at `path`.
 
-    Does not check values of unknown type, or keys of a map.
+    Does not check values of unknown type, or keys of a map. The error names `parameter`.
     """
     kind = store.value
     names = names_of(path)
@@ -55,13 +55,13 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
 
 
 def _fields(ddl: str) -> dict[str, str] | None:
-    """Return the fields of a struct with their types; empty for any other type.
+    """Return the fields of a struct with their types, and no fields for any other type.
 
-    None if the text is not a type.
+    Returns None if the text is not a type.
     """
     fields = struct_fields(ddl.strip())
-    if fields:
-        return fields if all(fields.values()) else None
-    return (
-        {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
-    )
+    is_type = all(fields.values()) if fields else _OTHER_TYPE.match(ddl)
+    return fields if is_type else None
+
+
+_OTHER_TYPE = re.compile(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", re.IGNORECASE | re.DOTALL)

@@ -14,8 +14,8 @@ T = TypeVar("T")
 ANSWER_SECONDS = 10.0
 """How long a request waits for the ledger."""
 
-# Only reads of the ledger use these threads. If reads wait for a lost database, they therefore keep
-# nothing else waiting.
+# Only reads of the ledger use these threads, so reads that wait for a lost database do not block
+# anything else.
 _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 

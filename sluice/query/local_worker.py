@@ -55,10 +55,13 @@ class LocalWorker:
         """
         if query.is_quick:
             shard = self._shards.get("get")
-            # PostgreSQL's answer may take a while, so its look-ups run in other threads.
+            # PostgreSQL may take a while to answer, so its look-ups run in other threads.
             if shard is not None and not shard.blocking and self._hold(shard, query.as_of):
                 return query.execute(shard)
-        pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
+        if query.is_quick:
+            pool, purpose = _LOOKUPS, "get"
+        else:
+            pool, purpose = _SCANS, "scan"
         # The time limit includes the wait for a thread.
         until = time.monotonic() + time_limits.QUERY_SECONDS
         return await asyncio.get_running_loop().run_in_executor(
@@ -135,7 +138,8 @@ class LocalWorker:
         checksum = shard.checksum(batch)
         if checksum != expected:
             raise DamagedState(
-                f"The shard is not the published one: the checksum of its state rows at batch {batch} is {checksum}, "
-                f"but {expected} was published. Another worker's shard or an older copy may be in its place. Put the "
-                "right one back, or start a run, which restores the state."
+                "The shard is not the published one: the checksum of its state rows at batch "
+                f"{batch} is {checksum}, but {expected} was published. Another worker's shard or "
+                "an older copy may be in its place. Put the right one back, or start a run, which "
+                "restores the state."
             )

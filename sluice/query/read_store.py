@@ -69,20 +69,18 @@ async def _read(
         try:
             named = await reader.catalogue.stores_named(name)
             stores = [store for store in named if pipeline in (None, store.pipeline)]
-            names = (
-                ", ".join(sorted({store.name for store in await reader.catalogue.stores()}))
-                or "none"
-            )
+            all_names = {store.name for store in await reader.catalogue.stores()}
             store = only_store(
                 name,
                 stores,
-                unknown=f"Stores in this ledger: {names}.",
+                unknown=f"Stores in this ledger: {', '.join(sorted(all_names)) or 'none'}.",
                 ambiguous="Choose one of: {pipelines}.",
             )
             pin = await reader.catalogue.pin(store, as_of)
-            answer = await (
-                reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit)
-            )
+            if limit is None:
+                answer = await reader.all(pin, within)
+            else:
+                answer = await reader.scan(pin, within, limit=limit)
             reasons = answers.unavailable(answer.workers)
             if reasons:
                 raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")

@@ -111,7 +111,10 @@ class Reader:
         values: dict[str, msgspec.Raw] = {}
         for worker_values in results:
             values.update(worker_values)
-        entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
+        entries: list[Entry] = []
+        for key in wanted:
+            if key in values:
+                entries.append(Entry(key, NO_WINDOW, NO_WINDOW, values[key]))
         return Answer(pin, statuses, entries)
 
     async def _multi_get_with_headers(
@@ -131,7 +134,7 @@ class Reader:
         start: int | None = None,
         end: int | None = None,
     ) -> Answer:
-        """Return the windows of one key that start between two times (epoch ms, both included), sorted.
+        """Return the sorted windows of one key that start between two times (epoch ms, included).
 
         Raises QueryError if there are more than 100,000 entries.
         """
@@ -159,7 +162,7 @@ class Reader:
         limit: int = 1_000,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
-        """Return a page of entries sorted by key and window, from all workers or from `workers` only."""
+        """Return a page of entries sorted by key and window, from all workers or from `workers`."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(
@@ -186,7 +189,10 @@ class Reader:
         if page.after is not None:
             raise QueryError(
                 f"Store {pin.store.name!r} holds more than {MAX_ENTRIES:,} entries.",
-                next_step="Read a part of it, by keys or times, or page by page: GET /sluice/v1/stores/{store}.",
+                next_step=(
+                    "Read a part of it, by keys or times, or page by page: "
+                    "GET /sluice/v1/stores/{store}."
+                ),
             )
         return page
 
@@ -200,9 +206,8 @@ class Reader:
         cached = self._counts.get(store)
         # Counting a store takes as long as scanning it. At one snapshot, the count never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
-            return Counted(
-                pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1]
-            )
+            ok = tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers)
+            return Counted(pin, ok, cached[1])
         counts, statuses = await self._query_all(pin, Count(*pin.query_fields, within))
         counted = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not counted.partial:
@@ -219,7 +224,7 @@ class Reader:
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
-        """For each group, the number of entries, and the sum, minimum and maximum of `field`.
+        """Return each group's number of entries, and the sum, minimum and maximum of `field`.
 
         `field` and `group_by` are paths in the value; `group_by` may also be `_key`, `_start` or
         `_all`.
@@ -232,11 +237,8 @@ class Reader:
         shares, statuses = await self._query_all(
             pin, Aggregate(*pin.query_fields, within, field, group_by)
         )
-        return Combined(
-            pin,
-            statuses,
-            await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit),
-        )
+        groups = await asyncio.to_thread(_merge_groups, shares, field, group_by, order, limit)
+        return Combined(pin, statuses, groups)
 
     async def top(
         self,
@@ -247,7 +249,10 @@ class Reader:
         within: Range = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
-        """Return the entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
+        """Return the entries with the largest numbers in `field`, largest first.
+
+        With `smallest`, return those with the smallest numbers, smallest first.
+        """
         _require_times(pin, within)
         results, statuses = await self._query_all(
             pin,
@@ -257,7 +262,7 @@ class Reader:
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """Return the keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
+        """Return the keys and windows changed by the batches after `since`, up to the snapshot.
 
         Raises Gone if retention has removed the snapshot `since`. In this case, rows that later
         batches deleted may be gone, too, so their keys would be missing from the result.
@@ -291,9 +296,9 @@ class Reader:
     async def _query_all(
         self, pin: Pin, query: Query[T], workers: Iterable[WorkerInfo] | None = None
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        return await self._query_each(
-            pin, [(info, query) for info in (pin.workers if workers is None else workers)]
-        )
+        if workers is None:
+            workers = pin.workers
+        return await self._query_each(pin, [(info, query) for info in workers])
 
     async def _query_each(
         self, pin: Pin, queries: Sequence[tuple[WorkerInfo, Query[T]]]
@@ -305,7 +310,9 @@ class Reader:
                 outcomes = await asyncio.gather(
                     *(self.workers.execute(info, query) for info, query in queries)
                 )
-                results = list(chain.from_iterable(result for result, _ in outcomes))
+                results = []
+                for result, _ in outcomes:
+                    results += result
                 statuses = tuple(status for _, status in outcomes)
         # Retention may have removed rows of the snapshot while the workers were read.
         await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
@@ -314,9 +321,9 @@ class Reader:
     async def _query_any(
         self, workers: Iterable[WorkerInfo], query: Query[T]
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        """Query one worker after the other until one is available: a global table is the same on every worker.
+        """Query one worker after the other until one is available, and the standbys last.
 
-        The workers' standbys are queried last.
+        The result is right only for a global table, which is the same on every worker.
         """
         unavailable: list[tuple[WorkerInfo, WorkerStatus]] = []
         for info in sorted(workers, key=lambda info: not self.workers.is_here(info)):

@@ -1,4 +1,4 @@
-"""Results of queries: values with the snapshot that they are from, and the status of each worker."""
+"""Results of queries: values with their snapshot, and the status of each worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.state.queries.entries import Entry
 
 
 def snapshot_name(snapshot: Snapshot) -> str:
-    """Pipeline and snapshot, for ETags and cache keys.
+    """Name a pipeline's snapshot in ETags and cache keys.
 
     The time of publication is part of the name, because a pipeline that starts over uses the same
     ids again.
@@ -62,14 +62,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Answer(Result):
-    """The entries that a query returns, all of one snapshot, with the status of each worker that was queried."""
+    """Entries of one snapshot, with the status of each worker that was queried."""
 
     entries: list[Entry]
 
 
 @dataclass(frozen=True)
 class Page(Answer):
-    """One page of entries; the next page begins after `after`, which is None on the last page."""
+    """One page of entries. The next page begins after `after`, which is None on the last page."""
 
     after: EntryId | None
 
@@ -88,7 +88,7 @@ class Combined(Result):
 class Changes(Result):
     """The sorted keys and windows that changed since an earlier batch.
 
-    `more` if some are left out.
+    `more` says whether some are left out.
     """
 
     keys: list[EntryId]

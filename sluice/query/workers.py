@@ -64,9 +64,9 @@ class OpenWorkers(Generic[W]):
         self._checked = clock()
 
     def get(self, key: Hashable) -> W | None:
-        """Return the open worker with this key, which counts as used now.
+        """Return the open worker with this key, and count it as used now.
 
-        None if no worker with this key is open. In this case, the caller opens it and calls `add`.
+        Returns None if no worker with this key is open. The caller then opens it and calls `add`.
         """
         self._used[key] = self._clock()
         return self._workers.get(key)
@@ -83,10 +83,12 @@ class OpenWorkers(Generic[W]):
         """Close the workers that have not been used for `OPEN_SECONDS`."""
         self._checked = self._clock()
         oldest = self._checked - OPEN_SECONDS
-        unused = [key for key, used in self._used.items() if used < oldest]
-        for key in unused:
-            del self._used[key]
-        await asyncio.gather(*(self._workers.pop(key).close() for key in unused))
+        unused: list[W] = []
+        for key, used in list(self._used.items()):
+            if used < oldest:
+                del self._used[key]
+                unused.append(self._workers.pop(key))
+        await asyncio.gather(*[worker.close() for worker in unused])
 
     async def close(self) -> None:
         """Close all connections. The next queries open them again."""
@@ -124,12 +126,14 @@ class Workers:
         not have the query's snapshot, or is unavailable too.
         """
         result, status = await self.execute_at(info, query)
-        return (result, status) if result else await self.execute_at_standby(info, query, status)
+        if result:
+            return result, status
+        return await self.execute_at_standby(info, query, status)
 
     async def execute_at_standby(
         self, info: WorkerInfo, query: Query[T], status: WorkerStatus
     ) -> tuple[list[T], WorkerStatus]:
-        """Return the result from the standby of a worker that is unavailable according to `status`."""
+        """Return the standby's result and status; `status` says why the worker is unavailable."""
         standby = info.at_standby(query.as_of)
         if standby is None:
             return [], _unavailable(info, f"{status.reason} {_missing_copy(info)}".rstrip())
@@ -142,7 +146,10 @@ class Workers:
         return result, WorkerStatus(info.number, "ok", status.reason, standby=True)
 
     async def execute_at(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """Return the worker's own result, as a list with one element (empty if it is unavailable), and the worker's status."""
+        """Return the worker's own result, as a list with one element, and the worker's status.
+
+        The list is empty if the worker is unavailable.
+        """
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         # A request to a state server contains the token, which must reach only servers that are
@@ -201,7 +208,7 @@ def _unavailable(info: WorkerInfo, reason: str) -> WorkerStatus:
 
 
 def _missing_copy(info: WorkerInfo) -> str:
-    """Describes a standby that does not have the query's snapshot; an empty text if there is no standby."""
+    """Say that the standby does not have the query's snapshot. Empty if there is no standby."""
     if info.standby is None:
         return ""
     if info.standby.batch < 0:

@@ -1,1 +1,1 @@
-"""Tables of databases to which a pipeline writes its output exactly once: their columns, rows and writers."""
+"""Tables of databases to which a pipeline writes output exactly once: columns, rows and writers."""

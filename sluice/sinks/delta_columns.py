@@ -1,4 +1,4 @@
-"""The columns of a Delta Lake table, as Arrow types, and how a JSON value becomes a column's value."""
+"""The columns of a Delta Lake table, as Arrow types, and the encoding of JSON values for them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,48 @@ import pyarrow as pa
 from sluice.sinks import column_checks
 
 _FITS = {
-    "whole number": ("whole number", "decimal", "float"), "decimal": ("decimal",), "float": ("float", "decimal"),
-}  # fmt: skip
+    "whole number": ("whole number", "decimal", "float"),
+    "decimal": ("decimal",),
+    "float": ("float", "decimal"),
+}
 """Kind of a field → the kinds of columns that can hold all or most of its values. A kind that is
 not listed fits only columns of the same kind."""
 
 _SPARK = {
-    pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INT", pa.int64(): "BIGINT", pa.string(): "STRING",
-    pa.float64(): "DOUBLE", pa.float32(): "FLOAT", pa.bool_(): "BOOLEAN", pa.date32(): "DATE", pa.binary(): "BINARY",
-    pa.timestamp("us", tz="UTC"): "TIMESTAMP", pa.timestamp("us"): "TIMESTAMP_NTZ",
-}  # fmt: skip
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.bool_(): "BOOLEAN",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.date32(): "DATE",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+_KINDS: dict[str, Callable[[pa.DataType], bool]] = {
+    "whole number": pa.types.is_signed_integer,
+    "decimal": pa.types.is_decimal,
+    "float": pa.types.is_floating,
+    "Boolean": pa.types.is_boolean,
+    "text": pa.types.is_string,
+    "date": pa.types.is_date32,
+    "timestamp": pa.types.is_timestamp,
+    "binary": pa.types.is_binary,
+    "array": pa.types.is_list,
+    "map": pa.types.is_map,
+    "struct": pa.types.is_struct,
+}
 
 
 def kind_of(type_: pa.DataType) -> str:
     """Return the kind of a type; an empty text if Sluice cannot write columns of this type."""
-    is_ = pa.types
-    kinds = {
-        "whole number": is_.is_signed_integer, "decimal": is_.is_decimal, "float": is_.is_floating,
-        "Boolean": is_.is_boolean, "text": is_.is_string, "date": is_.is_date32, "timestamp": is_.is_timestamp,
-        "binary": is_.is_binary, "array": is_.is_list, "map": is_.is_map, "struct": is_.is_struct,
-    }  # fmt: skip
-    return next((kind for kind, matches in kinds.items() if matches(type_)), "")
+    for kind, is_of_kind in _KINDS.items():
+        if is_of_kind(type_):
+            return kind
+    return ""
 
 
 def fits(field: pa.DataType, column: pa.DataType) -> bool:
@@ -45,8 +66,10 @@ def fits(field: pa.DataType, column: pa.DataType) -> bool:
     if kind == "map":
         return fits(field.key_type, column.key_type) and fits(field.item_type, column.item_type)
     if kind == "struct":
-        parts = {part.name: part.type for part in column}
-        return all(part.name in parts and fits(part.type, parts[part.name]) for part in field)
+        types = {inner.name: inner.type for inner in column}
+        for inner in field:
+            if inner.name not in types or not fits(inner.type, types[inner.name]):
+                return False
     return True
 
 
@@ -62,7 +85,7 @@ class DeltaColumn:
     required: bool = False
     """Whether the column is NOT NULL."""
     most: int | None = None
-    """The largest number of characters, of a VARCHAR or CHAR."""
+    """The largest number of characters in a column of type VARCHAR or CHAR."""
     partitions: bool = False
     """Whether the table is partitioned by the column."""
 
@@ -83,12 +106,11 @@ class DeltaColumn:
 
         Raises ValueError, which names the column, if the value does not fit.
         """
-        with column_checks.column(self.name, self.type, json):
-            value = column_checks.length(self._encode(column_checks.decode(json)), self.most)
+        with column_checks.naming_column(self.name, self.type, json):
+            value = self._encode(column_checks.decode(json))
+            column_checks.require_length(value, self.most)
             if self.partitions and value == "":
-                raise ValueError(
-                    "is empty, which a column that partitions the table stores as null"
-                )
+                raise ValueError("must not be empty: partition columns store '' as null")
             return value
 
     @cached_property
@@ -113,42 +135,46 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
     match kind_of(type_):
         case "whole number":
             bound = 2 ** (type_.bit_width - 1)
-            return lambda value: column_checks.integer(value, bound)
+            return lambda value: column_checks.to_integer(value, bound)
         case "decimal":
-            return lambda value: column_checks.decimal(value, type_.precision, type_.scale)
+            return lambda value: column_checks.to_decimal(value, type_.precision, type_.scale)
         case "float":
-            return column_checks.double if type_.bit_width == 64 else column_checks.single
+            return column_checks.to_double if type_.bit_width == 64 else column_checks.to_single
         case "timestamp":
-            return lambda value: column_checks.timestamp(value, has_zone=type_.tz is not None)
+            return lambda value: column_checks.to_timestamp(value, has_zone=type_.tz is not None)
         case "array":
             item = _encoder(type_.value_field)
             return lambda value: [item(each) for each in _of(list, value, "an array")]
         case "map":
             of_key, of_item = _encoder(type_.key_field), _encoder(type_.item_field)
             return lambda value: [
-                (of_key(k), of_item(each)) for k, each in _of(dict, value, "an object").items()
+                (of_key(name), of_item(member))
+                for name, member in _of(dict, value, "an object").items()
             ]
         case "struct":
-            parts = {part.name: _encoder(part) for part in type_}
-            return lambda value: _struct(parts, _of(dict, value, "an object"))
+            encoders = {inner.name: _encoder(inner) for inner in type_}
+            return lambda value: _struct(encoders, _of(dict, value, "an object"))
         case kind:
             return _SIMPLE[kind]
 
 
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
-    "Boolean": column_checks.boolean, "text": column_checks.text, "date": column_checks.day,
-    "binary": column_checks.binary,
-}  # fmt: skip
+    "Boolean": column_checks.to_boolean,
+    "text": column_checks.to_text,
+    "date": column_checks.to_date,
+    "binary": column_checks.to_bytes,
+}
 
 
-def _of(type_: type, value: Any, what: str) -> Any:
+def _of(type_: type, value: Any, description: str) -> Any:
     if type(value) is not type_:
-        raise ValueError(f"is not {what}")
+        raise ValueError(f"is not {description}")
     return value
 
 
-def _struct(parts: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
+def _struct(encoders: dict[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
     # Without this check, the value of a field that the column does not have would be lost.
-    if unknown := value.keys() - parts.keys():
+    unknown = value.keys() - encoders.keys()
+    if unknown:
         raise ValueError(f"has a field {min(unknown)}, which the column does not have")
-    return {name: encode(value.get(name)) for name, encode in parts.items()}
+    return {name: encode(value.get(name)) for name, encode in encoders.items()}

@@ -44,8 +44,8 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with the id of a snapshot, up to which a user accepts that rows are missing in
-the table."""
+"""The table property with a snapshot's id. A user sets it to accept that rows up to this snapshot
+are missing."""
 
 _EPOCH, _NONCE = 40, 24
 """The positions of the lowest bit of the epoch, and of the random number, in a version."""
@@ -58,12 +58,12 @@ _ATTEMPTS = 3
 _CONFLICTS = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED")
 _ROWS_PER_FILE = 500_000
 _SQL_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
-"""The name of the entry in a column's metadata that holds the declared type, VARCHAR or CHAR. In Spark's schema, such
+"""The entry of a column's metadata with the declared type, VARCHAR or CHAR. In Spark's schema, such
 a column has the type STRING."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the table after a commit: its last batch, and whether it may contain rows of later batches."""
+    """The table's last batch after a commit, and whether rows of later batches may be there."""
 
     pipeline: str
     snapshot: str | None = None
@@ -102,7 +102,10 @@ class DeltaTarget(Target):
 
     @property
     def created(self) -> dict[str, str]:
-        """Column → its Spark SQL type if Sluice creates the table; an empty text if the type is unknown."""
+        """The columns with their Spark SQL types if Sluice creates the table.
+
+        An unknown type is an empty text.
+        """
         key = self.table.key
         types: dict[str, str] = {}
         for name, kind in self.wanted.items():
@@ -116,13 +119,21 @@ class DeltaTarget(Target):
 
         Raises EngineError if a type is unknown.
         """
-        if unknown := [name for name, kind in self.created.items() if _arrow(kind) is None]:
+        unknown: list[str] = []
+        columns: list[DeltaColumn] = []
+        for name, kind in self.created.items():
+            arrow = _arrow(kind)
+            if arrow is None:
+                unknown.append(name)
+            else:
+                columns.append(DeltaColumn(name, arrow))
+        if unknown:
             raise EngineError(
                 f"The table {self.output} ({self.at}) needs the types of its columns "
                 f"{', '.join(unknown)}, which are unknown.",
                 next_step=f'Give them: types={{"{unknown[0]}": "STRING"}}. Or create the table.',
             )
-        return tuple(DeltaColumn(name, arrow_type(kind)) for name, kind in self.created.items())
+        return tuple(columns)
 
 
 def _arrow(kind: str) -> pa.DataType | None:
@@ -170,9 +181,9 @@ class DeltaSink:
             # A row with a key replaces the earlier row of this key. A row without a key is
             # appended. After a restore or a rebuild, the rows to append may be in the table
             # already, unless the table's last batch is the last published batch.
-            is_of_published_batch = version < 0 or (
-                state is not None and state.batch == at and not state.may_repeat
-            )
+            is_of_published_batch = version < 0
+            if state is not None and state.batch == at and not state.may_repeat:
+                is_of_published_batch = True
             may_repeat = False
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
@@ -183,33 +194,35 @@ class DeltaSink:
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
     def _require_complete(self, published: Published, version: int, state: State | None) -> None:
-        """Raise EngineError if the table lacks published batches, unless the property `ACCEPTED` accepts the gap."""
-        last = None if state is None else state.batch
+        """Raise EngineError if the table lacks published batches, unless a user accepts the gap."""
+        newest = None if state is None else state.batch
         if version < 0 and self.target.output in published.outputs:
             error = self._incomplete_error("has no batch", published)
-        elif last is not None and self._is_before(last, published):
-            error = self._incomplete_error(f"ends at batch {last.snapshot}", published)
+        elif newest is not None and self._is_before(newest, published):
+            error = self._incomplete_error(f"ends at batch {newest.snapshot}", published)
         else:
             return
         if self._property(ACCEPTED) != published.batch.snapshot:
             raise error
 
-    def _is_before(self, last: BatchId, published: Published) -> bool:
-        """Return whether the table's last batch is older than the published batch."""
-        if last.generation == published.batch.generation:
-            return last.number < published.batch.number
+    def _is_before(self, newest: BatchId, published: Published) -> bool:
+        """Return whether the table's newest batch is older than the published batch."""
+        if newest.generation == published.batch.generation:
+            return newest.number < published.batch.number
         # A rebuild numbers the batches of a new generation anew and writes no rows, so only a batch
         # that a run has written can be compared with a batch of an earlier generation.
         is_written = published.is_written and self.target.output in published.outputs
-        return is_written and last.generation < published.batch.generation
+        return is_written and newest.generation < published.batch.generation
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows. Returns the number of rows written and deleted."""
+        """Write a batch's rows. Return the number of rows written and deleted."""
         output, of_table = self.target.output, rows[self.target.output]
         self._require_unchanged()
         now = written_rows(of_table)
         if self.state.batch == batch:
-            if difference := Written(self.state.rows, self.state.checksum).difference(output, now):
+            before = Written(self.state.rows, self.state.checksum)
+            difference = before.difference(output, now)
+            if difference:
                 raise BatchDiffers.of(self.pipeline, batch.number, [difference])
             log.info("rows were written already", table=output, batch=batch.snapshot)
         else:
@@ -228,13 +241,17 @@ class DeltaSink:
         with self._errors("Checking"):
             committed = self._committed_version()
         if committed < self.version:
-            last = self.state.batch
-            lost = "" if last is None else f" Batch {last.snapshot} is written, and may be lost."
+            newest = self.state.batch
+            lost = ""
+            if newest is not None:
+                lost = f" Batch {newest.snapshot} was written, and may be lost."
             raise EngineError(
-                f"The table {self.target.output} ({self.target.at}) has lost its newest commits since this run wrote "
-                f"them, for example because its folder was restored.{lost}",
-                next_step="Restore the table's newest commits, then run again: the run checks the table first, and "
-                "its error says how to continue without missing rows.",
+                f"The table {self.target.output} ({self.target.at}) has lost its newest commits "
+                f"since this run wrote them, for example because its folder was restored.{lost}",
+                next_step=(
+                    "Restore the table's newest commits, then run again: the run checks the table "
+                    "first, and its error says how to continue without the missing rows."
+                ),
             )
 
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
@@ -264,12 +281,13 @@ class DeltaSink:
                     f"{self.target.output}: another driver has begun to write it.",
                     next_step="Wait until the other driver has finished.",
                 )
-            # Delta Lake skips a commit without an error if the version is
-            # too low, so `failure` may be None.
+            # Delta Lake skips a commit without an error if the version is too low, so `failure`
+            # may be None.
             is_conflict = any(conflict in str(failure) for conflict in _CONFLICTS)
             if attempt == _ATTEMPTS or not is_conflict:
                 raise EngineError(
-                    f"The rows for {self.target.output} ({self.target.at}) were not written: {_reason(failure)}",
+                    f"The rows for {self.target.output} ({self.target.at}) were not written: "
+                    f"{_reason(failure)}",
                     next_step=_NEXT_STEP,
                 ) from failure
             log.warning(
@@ -299,14 +317,13 @@ class DeltaSink:
         """
         names = [column.name for column in columns]
         missing = (None,) * (len(names) - len(identity))
-        source = [
-            *((*row, False) for row in rows.written),
-            *((*row, *missing, True) for row in rows.deleted),
-        ]
-        # With bounds, Delta Lake skips each file whose statistics show that all
-        # its keys or positions are outside.
+        source = [(*row, False) for row in rows.written]
+        source += [(*row, *missing, True) for row in rows.deleted]
+        # With bounds, Delta Lake skips each file whose statistics show that all its keys or
+        # positions are outside.
         bounded = "_offset" if self.target.table.key is None else identity[0]
-        values = [row[names.index(bounded)] for row in source]
+        bounded_index = names.index(bounded)
+        values = [row[bounded_index] for row in source]
         conditions = [_equal(name) for name in identity]
         least, most = _literal(min(values)), _literal(max(values))
         conditions.append(f"t.{backticked(bounded)} BETWEEN {least} AND {most}")
@@ -318,9 +335,8 @@ class DeltaSink:
             # If the key is the table's only column, there is nothing to change.
             if changes:
                 clauses.append(f"WHEN MATCHED THEN UPDATE SET {', '.join(changes)}")
-        listed = ", ".join(backticked(name) for name in names)
-        new = ", ".join(f"s.{backticked(name)}" for name in names)
-        insert = f"INSERT ({listed}) VALUES ({new})"
+        listed = [backticked(name) for name in names]
+        insert = f"INSERT ({', '.join(listed)}) VALUES (s.{', s.'.join(listed)})"
         clauses.append(f"WHEN NOT MATCHED AND NOT s.{_DELETED} THEN {insert}")
         view = f"sluice_{secrets.token_hex(8)}"
         source_columns = [*columns, DeltaColumn(_DELETED, pa.bool_())]
@@ -332,10 +348,12 @@ class DeltaSink:
             self.spark.catalog.dropTempView(view)
 
     def _frame(self, columns: Sequence[DeltaColumn], rows: Sequence[Row]) -> DataFrame:
-        values = zip(*rows, strict=True) if rows else [()] * len(columns)
-        arrays = [
-            pa.array(each, column.arrow) for column, each in zip(columns, values, strict=True)
-        ]
+        values_of_columns: Sequence[tuple[Any, ...]] = [()] * len(columns)
+        if rows:
+            values_of_columns = list(zip(*rows, strict=True))
+        arrays: list[pa.Array] = []
+        for column, values in zip(columns, values_of_columns, strict=True):
+            arrays.append(pa.array(values, column.arrow))
         table = pa.table(arrays, names=[column.name for column in columns])
         return self.spark.createDataFrame(
             table,
@@ -360,19 +378,19 @@ class DeltaSink:
 
     def _has_later_rows(self, published: Published | None) -> bool:
         """Return whether the table has a row from a record after the published positions."""
-        where = "true"
+        condition = "true"
         if published is not None:
-            # The rows of timers have no topic, and their position does not show which batch wrote
-            # them. So each of them counts as later.
+            # The rows of timers have no topic, and their positions do not show which batch wrote
+            # them. Each of them therefore counts as later.
             later = ["_topic = ''"]
             for topic, ends in published.positions.items():
                 of_topic = f"_topic = {literal(topic)}"
                 for number, end in ends.items():
                     later.append(f"{of_topic} AND _partition = {number} AND _offset >= {end}")
                 later.append(f"{of_topic} AND _partition NOT IN ({', '.join(ends) or 'NULL'})")
-            where = " OR ".join(f"({condition})" for condition in later)
+            condition = " OR ".join(f"({of_partition})" for of_partition in later)
         rows = self.spark.read.format("delta").load(self.target.table.name)
-        return not rows.where(where).isEmpty()
+        return not rows.where(condition).isEmpty()
 
     def _create(self) -> None:
         declared = self.target.declared
@@ -407,26 +425,27 @@ class DeltaSink:
             if name not in fields:
                 kind = target.created[name] or "TYPE"
                 problems.append(
-                    f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN {backticked(name)} {kind})"
+                    f"it has no column {name} (ALTER TABLE {self._table} ADD COLUMN "
+                    f"{backticked(name)} {kind})"
                 )
                 continue
-            arrow, shown = _written_type(fields[name]), fields[name].dataType.simpleString()
+            arrow, type_text = _written_type(fields[name]), fields[name].dataType.simpleString()
             wanted = _arrow(target.table.types.get(name, "") or spark)
             if arrow is None:
-                problems.append(f"Sluice cannot write the type {shown} of the column {name}")
+                problems.append(f"Sluice cannot write the type {type_text} of the column {name}")
             elif wanted is not None and not fits(wanted, arrow):
-                problems.append(f"the column {name} is {shown}, but the field is {spark}")
+                problems.append(f"the column {name} is {type_text}, but the field is {spark}")
             elif name in target.identity and not _tells_keys_apart(fields[name]):
                 problems.append(
-                    f"the column {name} is {shown}, in which different keys can be equal"
+                    f"the column {name} is {type_text}, in which different keys can be equal"
                 )
             else:
                 required, most = not fields[name].nullable, _max_length(fields[name])
                 columns.append(
                     DeltaColumn(name, arrow, required, most, partitions=name in partitions)
                 )
-        for name, each in fields.items():
-            if name not in target.wanted and not each.nullable:
+        for name, column in fields.items():
+            if name not in target.wanted and not column.nullable:
                 problems.append(
                     f"the column {name} is NOT NULL, but the pipeline does not write it"
                 )
@@ -442,34 +461,33 @@ class DeltaSink:
 
         Raises EngineError if another pipeline writes it.
         """
-        own = self.pipeline
+        properties = f"SET TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         writer = self._property(WRITER)
         if not writer:
-            self.spark.sql(f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}')")
-        elif writer != own:
+            self.spark.sql(f"ALTER TABLE {self._table} {properties}")
+        elif writer != self.pipeline:
             raise EngineError(
                 f"{writer} writes the table {self.target.output} ({self.target.at}), too.",
-                next_step=f"Give one of them another table. If {writer} no longer writes it: ALTER "
-                f"TABLE {self._table} SET TBLPROPERTIES ('{WRITER}' = '{own}').",
+                next_step=(
+                    f"Give one of them another table. If {writer} no longer writes it: ALTER TABLE "
+                    f"{self._table} {properties}."
+                ),
             )
 
-    def _incomplete_error(self, what: str, published: Published) -> EngineError:
+    def _incomplete_error(self, problem: str, published: Published) -> EngineError:
         at = published.batch.snapshot
-        create = f"create it with the property '{ACCEPTED}' = '{at}'"
         accept = f"ALTER TABLE {self._table} SET TBLPROPERTIES ('{ACCEPTED}' = '{at}')"
+        if problem == "is gone":
+            accept = f"create it with the property '{ACCEPTED}' = '{at}'"
         return EngineError(
-            f"The table {self.target.output} ({self.target.at}) {what}, but batch {at} is "
+            f"The table {self.target.output} ({self.target.at}) {problem}, but batch {at} is "
             "published. Either the table has lost data, or it is another one, or the pipeline ran "
             "without it.",
-            next_step="Restore the table. To continue without the missing rows: "
-            f"{create if what == 'is gone' else accept}.",
+            next_step=f"Restore the table. To continue without the missing rows: {accept}.",
         )
 
     def _last_state(self) -> State | None:
-        """Return the state after the last commit of this pipeline.
-
-        Return None if the newest commits do not include such a commit.
-        """
+        """Return the state after the pipeline's last commit, if it is one of the newest commits."""
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
             # Other programs commit too, without metadata or with metadata of their own.
@@ -527,12 +545,16 @@ class DeltaSink:
             yield
         except (PySparkException, Py4JJavaError) as error:
             raise EngineError(
-                f"{doing} the table {self.target.output} ({self.target.at}) failed: {_reason(error)}",
+                f"{doing} the table {self.target.output} ({self.target.at}) failed: "
+                f"{_reason(error)}",
                 next_step=_NEXT_STEP,
             ) from error
 
 
-_NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
+_NEXT_STEP = (
+    "Nothing from the batch was published. Correct the cause, then run again: the next run repeats "
+    "the batch."
+)
 
 
 def _written_type(column: StructField) -> pa.DataType | None:
@@ -552,14 +574,13 @@ def _can_be_written(arrow: pa.DataType) -> bool:
     # A JSON object can only have texts as names, so the keys of a map must be texts.
     if kind_of(arrow) == "map":
         return kind_of(arrow.key_type) == "text" and _can_be_written(arrow.item_type)
-    parts = [arrow.field(number) for number in range(arrow.num_fields)]
-    # Spark shows a VARIANT as a struct with this metadata.
-    is_variant = any(b"variant" in (part.metadata or {}) for part in parts)
-    return (
-        kind_of(arrow) != ""
-        and not is_variant
-        and all(_can_be_written(part.type) for part in parts)
-    )
+    for number in range(arrow.num_fields):
+        field = arrow.field(number)
+        # Spark shows a VARIANT as a struct with this metadata.
+        is_variant = b"variant" in (field.metadata or {})
+        if is_variant or not _can_be_written(field.type):
+            return False
+    return kind_of(arrow) != ""
 
 
 def _max_length(column: StructField) -> int | None:
@@ -571,17 +592,17 @@ def _max_length(column: StructField) -> int | None:
 def _tells_keys_apart(column: StructField) -> bool:
     """Return whether different keys always become different values of a column."""
     # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
-    is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
+    if str(column.metadata.get(_SQL_TYPE, "")).startswith("char("):
+        return False
     arrow = _written_type(column)
-    return (
-        arrow is not None
-        and kind_of(arrow) in ("text", "whole number", "timestamp")
-        and not is_padded
-    )
+    return arrow is not None and kind_of(arrow) in ("text", "whole number", "timestamp")
 
 
 def _equal(column: str) -> str:
-    """SQL for a column of the table `t` and the same column of the batch's rows `s`: a comparison or an assignment."""
+    """Return SQL that compares a column of the table `t` with the column of the rows `s`.
+
+    In an UPDATE, the same SQL assigns the row's value to the table's column.
+    """
     return f"t.{backticked(column)} = s.{backticked(column)}"
 
 
@@ -594,5 +615,8 @@ def _literal(value: Any) -> str:
 
 def _reason(error: Exception | None) -> str:
     """Return the first line of an error's message, without the Java class."""
-    message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
-    return sentence(message.strip().partition("\n")[0][:500])
+    message = str(error)
+    if isinstance(error, Py4JJavaError):
+        message = str(error.java_exception.getMessage())
+    first_line, _, _ = message.strip().partition("\n")
+    return sentence(first_line[:500])

@@ -1,4 +1,4 @@
-"""The columns of a PostgreSQL table: their types, and how a JSON value becomes the text of a column."""
+"""The columns of a PostgreSQL table: their types, and the encoding of JSON values as texts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from uuid import UUID
 from sluice.sinks import column_checks
 
 _CREATED = {
-    "STRING": "text", "BIGINT": "bigint", "INT": "integer", "SMALLINT": "smallint", "TINYINT": "smallint",
-    "DOUBLE": "double precision", "FLOAT": "real", "BOOLEAN": "boolean", "TIMESTAMP": "timestamp with time zone",
-    "DATE": "date", "BINARY": "bytea", "ARRAY": "jsonb", "STRUCT": "jsonb", "MAP": "jsonb",
-}  # fmt: skip
+    "STRING": "text",
+    "BIGINT": "bigint",
+    "INT": "integer",
+    "SMALLINT": "smallint",
+    "TINYINT": "smallint",
+    "DOUBLE": "double precision",
+    "FLOAT": "real",
+    "BOOLEAN": "boolean",
+    "TIMESTAMP": "timestamp with time zone",
+    "DATE": "date",
+    "BINARY": "bytea",
+    "ARRAY": "jsonb",
+    "STRUCT": "jsonb",
+    "MAP": "jsonb",
+}
 """Spark SQL type without its parameters → the PostgreSQL type of a column that Sluice creates."""
 
 _INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
@@ -24,11 +35,21 @@ _JSON = ("json", "jsonb")
 _TIMES = ("timestamp with time zone", "timestamp without time zone")
 _WHOLE = (*_INTEGERS, "numeric", "real", "double precision")
 _ACCEPTED = {
-    "BIGINT": _WHOLE, "INT": _WHOLE, "SMALLINT": _WHOLE, "TINYINT": _WHOLE, "DECIMAL": ("numeric",),
-    "DOUBLE": ("double precision", "numeric"), "FLOAT": ("double precision", "real", "numeric"),
-    "BOOLEAN": ("boolean",), "TIMESTAMP": _TIMES, "DATE": ("date",), "BINARY": ("bytea",), "ARRAY": _JSON,
-    "STRUCT": _JSON, "MAP": _JSON,
-}  # fmt: skip
+    "BIGINT": _WHOLE,
+    "INT": _WHOLE,
+    "SMALLINT": _WHOLE,
+    "TINYINT": _WHOLE,
+    "DECIMAL": ("numeric",),
+    "DOUBLE": ("double precision", "numeric"),
+    "FLOAT": ("double precision", "real", "numeric"),
+    "BOOLEAN": ("boolean",),
+    "TIMESTAMP": _TIMES,
+    "DATE": ("date",),
+    "BINARY": ("bytea",),
+    "ARRAY": _JSON,
+    "STRUCT": _JSON,
+    "MAP": _JSON,
+}
 """Spark SQL type without its parameters → the PostgreSQL types that can hold all or most of its
 values."""
 _FOLDED = {
@@ -44,7 +65,7 @@ _FOLDED = {
     "money",
     "xml",
 }
-"""Types of which two values with different texts can be equal, or that cannot be compared."""
+"""Types whose values can be equal although their texts differ, or cannot be compared at all."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
 """Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a
 precision."""
@@ -65,15 +86,24 @@ def created_type(spark: str) -> str:
 
 
 def fits(spark: str, postgres: str) -> bool:
-    """Return whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
+    """Return whether a column of a PostgreSQL type can hold values of a Spark SQL type.
+
+    Any column can hold values of an unknown type.
+    """
     kind, column_type = _without_parameters(spark), _without_parameters(postgres)
+    if not kind:
+        return True
     if kind == "STRING":
-        return column_type not in _NO_TEXT and not (column_type in _ROUNDED and "(" in postgres)
-    return not kind or column_type in _ACCEPTED.get(kind, (column_type,))
+        is_rounded = column_type in _ROUNDED and "(" in postgres
+        return column_type not in _NO_TEXT and not is_rounded
+    return column_type in _ACCEPTED.get(kind, (column_type,))
 
 
 def tells_keys_apart(postgres: str) -> bool:
-    """Return whether different keys are always different values of a type, so that each key has its own row."""
+    """Return whether different keys are always different values of a type.
+
+    Only then does each key have a row of its own.
+    """
     return _without_parameters(postgres) not in _FOLDED
 
 
@@ -105,7 +135,7 @@ class PostgresColumn:
 
         Raises ValueError, which names the column, if the value does not fit.
         """
-        with column_checks.column(self.name, self.type, json):
+        with column_checks.naming_column(self.name, self.type, json):
             if json != b"null":
                 return self._encode(column_checks.decode(json), json)
             if self.required:
@@ -114,12 +144,10 @@ class PostgresColumn:
 
     @cached_property
     def _encode(self) -> Callable[[Any, bytes], str]:
-        kind, limits = (
-            _without_parameters(self.type),
-            [int(number) for number in re.findall(r"-?\d+", self.type)],
-        )
+        kind = _without_parameters(self.type)
+        limits = [int(number) for number in re.findall(r"-?\d+", self.type)]
         if kind in _INTEGERS:
-            return lambda value, _: str(column_checks.integer(value, _INTEGERS[kind]))
+            return lambda value, _: str(column_checks.to_integer(value, _INTEGERS[kind]))
         if kind == "numeric":
             return lambda value, _: _numeric(value, *limits)
         if kind in _TEXTS:
@@ -139,12 +167,12 @@ class PostgresColumn:
 
 def _numeric(value: Any, precision: int | None = None, scale: int = 0) -> str:
     if precision is not None:
-        return str(column_checks.decimal(value, precision, scale))
-    return str(column_checks.number(value))
+        return str(column_checks.to_decimal(value, precision, scale))
+    return str(column_checks.to_number(value))
 
 
 def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
-    column_checks.length(column_checks.text(value), most)
+    column_checks.require_length(column_checks.to_text(value), most)
     if _NUL in value:
         raise ValueError("has a character U+0000, which PostgreSQL cannot store")
     if not keeps_blanks and value.endswith(" "):
@@ -153,7 +181,7 @@ def _text(value: Any, most: int | None, *, keeps_blanks: bool = True) -> str:
 
 
 def _timestamp(value: Any, places: int = 6, *, has_zone: bool) -> str:
-    moment = column_checks.timestamp(value, has_zone=has_zone)
+    moment = column_checks.to_timestamp(value, has_zone=has_zone)
     if moment.microsecond % 10 ** (6 - places):
         raise ValueError(f"has more than {places} decimal places of a second")
     return moment.isoformat()
@@ -177,19 +205,19 @@ def _uuid(value: Any, *, only_canonical: bool) -> str:
 
 
 def _as_is(value: Any, json: bytes) -> str:
-    """Return the text for any other type, such as an enum or an inet, which only PostgreSQL can check."""
+    """Return the text for any other type, such as an enum, which only PostgreSQL can check."""
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 
 def _digits(value: Any, checked: float) -> str:
-    """Return the digits of a number as they were written, rather than the digits of the float `checked`."""
+    """Return a number's digits as they were written, rather than those of the float `checked`."""
     return str(value)
 
 
 _ENCODERS: dict[str, Callable[[Any, bytes], str]] = {
-    "double precision": lambda value, _: _digits(value, column_checks.double(value)),
-    "real": lambda value, _: _digits(value, column_checks.single(value)),
-    "boolean": lambda value, _: str(column_checks.boolean(value)).lower(),
-    "date": lambda value, _: column_checks.day(value).isoformat(),
-    "bytea": lambda value, _: f"\\x{column_checks.binary(value).hex()}",
+    "double precision": lambda value, _: _digits(value, column_checks.to_double(value)),
+    "real": lambda value, _: _digits(value, column_checks.to_single(value)),
+    "boolean": lambda value, _: str(column_checks.to_boolean(value)).lower(),
+    "date": lambda value, _: column_checks.to_date(value).isoformat(),
+    "bytea": lambda value, _: f"\\x{column_checks.to_bytes(value).hex()}",
 }

@@ -1,4 +1,4 @@
-"""Writes the rows of a pipeline's batches to tables of a PostgreSQL database, each batch once, in one transaction.
+"""Writes the rows of batches to tables of a PostgreSQL database, each batch in one transaction.
 
 The table `sluice_batches` in the connection's default schema has a row per pipeline: the writer's
 epoch, and the last batch with its numbers of rows. Every transaction updates this row. The row also
@@ -30,11 +30,13 @@ log = structlog.get_logger()
 
 BATCHES = "sluice_batches"
 _CREATE_BATCHES = SQL(
-    "CREATE TABLE IF NOT EXISTS {} (pipeline text PRIMARY KEY, epoch bigint NOT NULL, generation integer, "
-    "batch bigint, begun bigint, rows jsonb, tables text[], written_at timestamp with time zone)"
+    "CREATE TABLE IF NOT EXISTS {} (pipeline text PRIMARY KEY, epoch bigint NOT NULL, generation "
+    "integer, batch bigint, begun bigint, rows jsonb, tables text[], written_at timestamp with "
+    "time zone)"
 ).format(Identifier(BATCHES))
 _BEFORE_RELEASE = SQL(
-    "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT attisdropped"
+    "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT "
+    "attisdropped"
 ).format(Literal(BATCHES))
 _SETTINGS = {
     **SESSION,
@@ -55,7 +57,10 @@ class PostgresTarget(Target):
 
     @property
     def created(self) -> dict[str, str]:
-        """Column → the PostgreSQL type with which Sluice would create it; an empty text if the type is unknown."""
+        """The columns with the PostgreSQL types with which Sluice would create them.
+
+        An unknown type is an empty text.
+        """
         types: dict[str, str] = {}
         for name, kind in self.wanted.items():
             default = "text" if name == self.table.key else ""
@@ -98,29 +103,29 @@ class PostgresTables:
         # the pipeline's row therefore fails before the checks below have ended.
         self.fence()
         with self._transaction("Checking the tables") as database:
-            last = self._last_batch(database)
-            written = last[1] if last is not None else {}
-            self.columns = {
-                target.output: _create_or_check(database, target, written.get(target.output))
-                for target in self.targets
-            }
+            newest, written = self._newest_batch(database)
+            columns: dict[str, tuple[PostgresColumn, ...]] = {}
+            for target in self.targets:
+                output = target.output
+                columns[output] = _create_or_check(database, target, written.get(output))
+            self.columns = columns
             self._claim(database)
-        self._newest = None if last is None else last[0]
+        self._newest = newest
         if published is not None and self._lacks(published):
             raise self._incomplete_error(published.batch, "the pipeline ran without these tables")
 
     def _lacks(self, published: Published) -> bool:
         """Return whether the database's last batch is older than the published batch."""
+        outputs = {target.output for target in self.targets}
+        has_tables = not published.outputs.isdisjoint(outputs)
         if self._newest is None:
-            return not published.outputs.isdisjoint(target.output for target in self.targets)
+            return has_tables
         if self._newest.generation == published.batch.generation:
             return self._newest.number < published.batch.number
         # A rebuild numbers the batches of a new generation anew and writes no rows, so its batches
         # cannot be compared with those of an earlier generation. A batch that a run has written is
         # in the database, unless its tables were added to the pipeline later.
-        is_written = published.is_written and not published.outputs.isdisjoint(
-            target.output for target in self.targets
-        )
+        is_written = published.is_written and has_tables
         return is_written and self._newest.generation < published.batch.generation
 
     def _incomplete_error(self, expected: BatchId, otherwise: str) -> EngineError:
@@ -128,11 +133,15 @@ class PostgresTables:
         end = "have no batch" if self._newest is None else f"end at batch {self._newest.snapshot}"
         return EngineError(
             f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
-            f"{expected.snapshot} is written. Either the database has lost its newest commits, for example in a "
-            f"fail-over to a replica that lagged, or it is another one, or {otherwise}.",
-            next_step=f"Restore the database. To continue without the missing rows: UPDATE {BATCHES} SET generation = "
-            f"{expected.generation}, batch = {expected.number}, begun = 0, rows = '{{}}' "
-            f"WHERE pipeline = '{self.pipeline}'.",
+            f"{expected.snapshot} is written. Either the database has lost its newest commits, "
+            "for example in a fail-over to a replica that lagged, or it is another one, or "
+            f"{otherwise}.",
+            next_step=(
+                "Restore the database. To continue without the missing rows: "
+                f"UPDATE {BATCHES} SET generation = {expected.generation}, "
+                f"batch = {expected.number}, begun = 0, rows = '{{}}' "
+                f"WHERE pipeline = '{self.pipeline}'."
+            ),
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
@@ -146,24 +155,30 @@ class PostgresTables:
         writers: dict[str, PostgresTarget] = {}
         for target in self.targets:
             name = _qualified(database, target)
-            if (other := writers.setdefault(name, target)) is not target:
+            other = writers.setdefault(name, target)
+            if other is not target:
                 raise EngineError(
-                    f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) are one table: {name}.",
+                    f"The outputs {other.output} ({other.at}) and {target.output} ({target.at}) "
+                    f"are one table: {name}.",
                     next_step="Write to the table once, after a merge.",
                 )
         taken = database.execute(
             SQL(
-                "SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND name = ANY(%s)"
+                "SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND "
+                "name = ANY(%s)"
             ).format(Identifier(BATCHES)),
             [self.pipeline, [*writers]],
         ).fetchone()
         if taken is not None:
             pipeline, name = taken
             raise EngineError(
-                f"The pipeline {pipeline} writes the table {name}, too ({writers[name].at}). Each would replace the "
-                "other's rows.",
-                next_step=f"Give one of them another table. If {pipeline} no longer writes it: UPDATE {BATCHES} SET "
-                f"tables = array_remove(tables, '{name}') WHERE pipeline = '{pipeline}'.",
+                f"The pipeline {pipeline} writes the table {name}, too ({writers[name].at}). Each "
+                "would replace the other's rows.",
+                next_step=(
+                    f"Give one of them another table. If {pipeline} no longer writes it: "
+                    f"UPDATE {BATCHES} SET tables = array_remove(tables, '{name}') "
+                    f"WHERE pipeline = '{pipeline}'."
+                ),
             )
         database.execute(
             SQL("UPDATE {} SET tables = %s WHERE pipeline = %s").format(Identifier(BATCHES)),
@@ -177,8 +192,8 @@ class PostgresTables:
                 database.execute(_CREATE_BATCHES)
             elif database.execute(_BEFORE_RELEASE).fetchone() is not None:
                 raise EngineError(
-                    f"The table {BATCHES} in the database of {self.connection} is from before the first release of "
-                    "Sluice.",
+                    f"The table {BATCHES} in the database of {self.connection} is from before the "
+                    "first release of Sluice.",
                     next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
                 )
             database.execute(
@@ -194,47 +209,53 @@ class PostgresTables:
             )
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output.
+        """Write a batch's rows, which are given by output.
 
         Returns the number of rows written and deleted per output.
         """
         with self._transaction("Writing the tables") as database:
-            last = self._last_batch(database)
-            self._require_unchanged(None if last is None else last[0])
+            newest, written = self._newest_batch(database)
+            self._require_unchanged(newest)
             # If the database's last batch is this batch, the driver that wrote it has ended before
             # the snapshot was published.
-            written = last[1] if last is not None and last[0] == batch else {}
-            repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
-            self._require_same(batch, written, repeated)
-            new = [target for target in self.targets if target.output not in written]
+            if newest != batch:
+                written = {}
+            now = {target.output: written_rows(rows[target.output]) for target in self.targets}
+            self._require_same(batch, written, now)
             # The rows are copied to temporary tables before the pipeline's row is locked, so a
             # driver that is paused here does not block other drivers.
             merges: list[Composed] = []
-            for number, target in enumerate(new):
-                merges += self._copy_rows(database, number, target, rows[target.output])
+            for number, target in enumerate(self.targets):
+                if target.output not in written:
+                    merges += self._copy_rows(database, number, target, rows[target.output])
             # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's
             # row, so that no other driver can take over before this transaction has ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
-            written_now = {output: repeated[output] for output in repeated if output not in written}
-            now = {**written, **written_now}
+            # Rows that were written before keep their counts.
+            now |= written
             database.execute(
                 SQL(
-                    "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at = now() "
-                    "WHERE pipeline = %s"
+                    "UPDATE {} SET generation = %s, batch = %s, begun = %s, rows = %s, written_at "
+                    "= now() WHERE pipeline = %s"
                 ).format(Identifier(BATCHES)),
                 [*batch, msgspec.json.encode(now).decode(), self.pipeline],
             )
         self._newest = batch
         if written:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
-        return {output: of_output.count for output, of_output in now.items()}
+        counts: dict[str, int] = {}
+        for output, of_output in now.items():
+            counts[output] = of_output.count
+        return counts
 
-    def _require_unchanged(self, last: BatchId | None) -> None:
-        """Raise EngineError if the database's last batch is older than the batch that this writer has written last."""
-        expected, self._newest = self._newest, last
-        if expected is not None and (last is None or last[:2] < expected[:2]):
+    def _require_unchanged(self, newest: BatchId | None) -> None:
+        """Raise EngineError if the database has lost the batch that this writer wrote last."""
+        expected, self._newest = self._newest, newest
+        if expected is None:
+            return
+        if newest is None or newest[:2] < expected[:2]:
             raise self._incomplete_error(expected, "another program has changed them")
 
     def _require_same(
@@ -244,16 +265,19 @@ class PostgresTables:
         now: Mapping[str, Written],
     ) -> None:
         """Raise BatchDiffers unless a repeated batch has the rows that were written."""
-        differences = [
-            written[output].difference(output, now[output]) for output in now if output in written
-        ]
-        if differences := [*filter(None, differences)]:
+        differences: list[str] = []
+        for output in now:
+            if output in written:
+                difference = written[output].difference(output, now[output])
+                if difference:
+                    differences.append(difference)
+        if differences:
             raise BatchDiffers.of(self.pipeline, batch.number, differences)
 
     def _copy_rows(
         self, database: psycopg.Connection, number: int, target: PostgresTarget, rows: Rows
     ) -> Iterator[Composed]:
-        """Copy rows to temporary tables, and yield the statements that merge them into the target."""
+        """Copy rows to temporary tables, and yield statements that merge these into the target."""
         columns = self.columns[target.output]
         # The lock keeps the table's columns as they are until the transaction ends.
         database.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(target.name))
@@ -268,7 +292,8 @@ class PostgresTables:
             if rows.deleted:
                 deleted = Identifier(f"sluice_deleted_{number}")
                 _copy(database, deleted, target, identity, rows.deleted)
-                same = SQL(" AND ").join(SQL("t.{0} = d.{0}").format(name) for name in identity)
+                equal = [SQL("t.{0} = d.{0}").format(name) for name in identity]
+                same = SQL(" AND ").join(equal)
                 yield SQL("DELETE FROM {} t USING {} d WHERE {}").format(target.name, deleted, same)
             if rows.written:
                 new = Identifier(f"sluice_new_{number}")
@@ -277,22 +302,20 @@ class PostgresTables:
                     SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]
                 ]
                 # If all columns identify the row, an existing row is already the same.
-                action = (
-                    SQL("UPDATE SET {}").format(SQL(", ").join(changes))
-                    if changes
-                    else SQL("NOTHING")
-                )
+                action: Composable = SQL("NOTHING")
+                if changes:
+                    action = SQL("UPDATE SET {}").format(_list(changes))
                 yield SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}").format(
                     target.name, _list(names), _list(names), new, _list(identity), action
                 )
 
-    def _last_batch(
+    def _newest_batch(
         self,
         database: psycopg.Connection,
-    ) -> tuple[BatchId, dict[str, Written]] | None:
-        """Return the last batch, and the rows that it wrote to each table.
+    ) -> tuple[BatchId | None, dict[str, Written]]:
+        """Return the newest batch in the database, and the rows that it wrote to each table.
 
-        Return None before the first batch.
+        Before the first batch, return None and no rows.
         """
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(
@@ -301,7 +324,7 @@ class PostgresTables:
             [self.pipeline],
         ).fetchone()
         if row is None or row[0] is None:
-            return None
+            return None, {}
         return BatchId(*row[:3]), msgspec.convert(row[3], dict[str, Written])
 
     def _require_epoch(self, database: psycopg.Connection) -> None:
@@ -311,13 +334,13 @@ class PostgresTables:
         """
         if self._locked_epoch(database) != self.epoch:
             raise LeaseError(
-                f"This driver has lost its lease and can no longer write the tables in the database of "
-                f"{self.connection}: another driver has begun to write them.",
+                "This driver has lost its lease and can no longer write the tables in the "
+                f"database of {self.connection}: another driver has begun to write them.",
                 next_step="Wait until the other driver has finished.",
             )
 
     def _locked_epoch(self, database: psycopg.Connection) -> int:
-        """Lock the pipeline's row until the transaction ends, and return its epoch; 0 without a row."""
+        """Lock the pipeline's row until the transaction ends, and return its epoch, or 0."""
         row = database.execute(
             SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
             [self.pipeline],
@@ -326,7 +349,7 @@ class PostgresTables:
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
-        """Yield a transaction. Raises EngineError for the database's errors."""
+        """Yield a transaction. Raise EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
                 # The database's address may be that of a connection pooler, such as PgBouncer,
@@ -343,7 +366,10 @@ class PostgresTables:
             ) from None
 
 
-_NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run again: the next run repeats the batch."
+_NEXT_STEP = (
+    "Nothing from the batch was published. Correct the cause, then run again: the next run repeats "
+    "the batch."
+)
 
 
 @contextmanager
@@ -362,12 +388,15 @@ def _reason(error: psycopg.Error) -> str:
 
     A message never contains the password.
     """
-    parts = [
+    sentences: list[str] = []
+    for text in (
         error.diag.message_primary or str(error),
         error.diag.message_detail,
         error.diag.context,
-    ]
-    return " ".join(sentence(" ".join(part.split())) for part in parts if part)[:500]
+    ):
+        if text:
+            sentences.append(sentence(" ".join(text.split())))
+    return " ".join(sentences)[:500]
 
 
 def _copy(
@@ -377,7 +406,7 @@ def _copy(
     columns: Sequence[Identifier],
     rows: Sequence[Row],
 ) -> None:
-    """Copy rows to a new temporary table, whose columns have the target's types but not its constraints."""
+    """Copy rows to a new temporary table with the target's column types, but no constraints."""
     database.execute(
         SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
             name, _list(columns), target.name
@@ -388,44 +417,48 @@ def _copy(
             copy.write_row(row)
 
 
-def _list(parts: Sequence[Composable]) -> Composed:
-    return SQL(", ").join(parts)
+def _list(items: Sequence[Composable]) -> Composed:
+    return SQL(", ").join(items)
 
 
 def _create_or_check(
     database: psycopg.Connection, target: PostgresTarget, written: Written | None
 ) -> tuple[PostgresColumn, ...]:
-    """Return the columns of a table. Creates the table if it is missing.
+    """Create a table if it is missing, and return its columns.
 
-    Raises EngineError if the table does not fit the rows. `written`: number and checksum of the
-    last batch's rows; None if no batch has written the table.
+    `written` are the number and the checksum of the last batch's rows, or None if no batch has
+    written the table. Raises EngineError if the table does not fit the rows.
     """
     with _at(target):
-        if database.execute(
-            "SELECT to_regclass(%s)", [target.name.as_string(database)]
-        ).fetchone() == (None,):
+        name = target.name.as_string(database)
+        if database.execute("SELECT to_regclass(%s)", [name]).fetchone() == (None,):
             if written is not None:
                 raise EngineError(
-                    f"The table {target.output} ({target.at}) is gone, with the rows of earlier batches.",
-                    next_step="Restore it. To continue with an empty table: UPDATE "
-                    f"{BATCHES} SET rows = rows - '{target.output}', and then run again.",
+                    f"The table {target.output} ({target.at}) is gone, with the rows of earlier "
+                    "batches.",
+                    next_step=(
+                        f"Restore it. To continue with an empty table: UPDATE {BATCHES} SET "
+                        f"rows = rows - '{target.output}', and then run again."
+                    ),
                 )
             _create(database, target)
         return _require_fitting_columns(database, target)
 
 
 def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
-    if unknown := [name for name, kind in target.created.items() if not kind]:
+    unknown = [name for name, kind in target.created.items() if not kind]
+    if unknown:
         raise EngineError(
             f"The table {target.output} ({target.at}) does not exist, and the types of its columns "
             f"{', '.join(unknown)} are unknown.",
             next_step=f'Give them: types={{"{unknown[0]}": "text"}}. Or create the table.',
         )
-    columns = [
-        SQL("{} {}").format(Identifier(name), SQL(kind)) for name, kind in target.created.items()
-    ]
-    key = SQL("PRIMARY KEY ({})").format(_list([Identifier(name) for name in target.identity]))
-    database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list([*columns, key])))
+    definitions: list[Composable] = []
+    for name, kind in target.created.items():
+        definitions.append(SQL("{} {}").format(Identifier(name), SQL(kind)))
+    identity = [Identifier(name) for name in target.identity]
+    definitions.append(SQL("PRIMARY KEY ({})").format(_list(identity)))
+    database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list(definitions)))
     log.info("table created", table=target.output)
 
 
@@ -440,7 +473,7 @@ class _TableColumn(NamedTuple):
     is_exact: bool
     """Whether different texts are never equal in the column's collation."""
     is_filled: bool
-    """Whether PostgreSQL itself fills the column in a row that gives no value for it."""
+    """Whether PostgreSQL fills the column itself if a row has no value for it."""
 
 
 def _require_fitting_columns(
@@ -449,15 +482,15 @@ def _require_fitting_columns(
 ) -> tuple[PostgresColumn, ...]:
     """Return the columns that the pipeline writes.
 
-    Raises EngineError that lists all problems of the table.
+    Raises an EngineError that lists all problems of the table.
     """
     table = target.name.as_string(database)
     columns: dict[str, _TableColumn] = {}
     for name, *values in database.execute(
         "SELECT attname, format_type(atttypid, atttypmod), attnotnull, atttypid::bigint, "
-        "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), true), "
-        "atthasdef OR attidentity <> '' OR attgenerated <> '' "
-        "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        "coalesce((SELECT collisdeterministic FROM pg_collation c WHERE c.oid = attcollation), "
+        "true), atthasdef OR attidentity <> '' OR attgenerated <> '' FROM pg_attribute WHERE "
+        "attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
         [table],
     ):
         columns[name] = _TableColumn(*values)
@@ -474,10 +507,12 @@ def _require_fitting_columns(
     for name, column in columns.items():
         if column.required and not column.is_filled and name not in target.wanted:
             problems.append(
-                f"the column {name} is NOT NULL without a default, but the pipeline does not write it"
+                f"the column {name} is NOT NULL without a default, but the pipeline does not write "
+                "it"
             )
     identity = [*target.identity]
-    if (relation := _NO_TABLES.get(_kind(database, table))) is not None:
+    relation = _NO_TABLES.get(_kind(database, table))
+    if relation is not None:
         problems.append(
             f"it is a {relation}, and only a table can have the primary key that writing needs"
         )
@@ -506,7 +541,7 @@ def _problem_of_column(
     spark: str,
     column: _TableColumn,
 ) -> list[str]:
-    """Return why an existing column does not fit a field of this Spark SQL type: one reason, or none."""
+    """Return why an existing column does not fit a field of this type: one reason, or none."""
     declared = target.table.types.get(name)
     if declared is not None and not _is_type(database, declared, column.oid):
         return [f"the column {name} is {column.type}, not {declared}"]
@@ -523,10 +558,10 @@ def _problem_of_column(
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
-    """Return the name of an existing table with its schema: the same text for every name by which the table can be found."""
+    """Return an existing table's name with its schema, however the target writes the name."""
     row = database.execute(
-        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
-        "WHERE pg_class.oid = to_regclass(%s)",
+        "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = "
+        "relnamespace WHERE pg_class.oid = to_regclass(%s)",
         [target.name.as_string(database)],
     ).fetchone()
     assert row is not None
@@ -550,9 +585,10 @@ def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str])
     """Return whether the table has a primary key or a unique index of exactly these columns."""
     # ON CONFLICT cannot use an index that is partial, deferrable or on an expression.
     indexes: Any = database.execute(
-        "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
-        "FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL "
-        "AND indexprs IS NULL AND indimmediate AND indnkeyatts = indnatts",
+        "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND "
+        "attnum = ANY(indkey)) FROM pg_index WHERE indrelid = to_regclass(%s) AND indisunique "
+        "AND indisvalid AND indpred IS NULL AND indexprs IS NULL AND indimmediate AND "
+        "indnkeyatts = indnatts",
         [table],
     ).fetchall()
     return any(sorted(names) == sorted(columns) for (names,) in indexes)
@@ -568,6 +604,9 @@ def checked_url(connection: str, url: str) -> str:
     except psycopg.ProgrammingError:
         raise SettingsError(
             f"The URL of connection {connection!r} cannot be parsed.",
-            next_step=f"Set {connection_variable(connection)} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+            next_step=(
+                f"Set {connection_variable(connection)} to "
+                "postgresql://USER:PASSWORD@HOST:PORT/DATABASE."
+            ),
         ) from None
     return url

@@ -41,7 +41,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A table to which a pipeline writes: its output name, and the columns of its rows with their Spark SQL types."""
+    """A table to which a pipeline writes: its output name, and its columns with Spark SQL types."""
 
     output: str
     at: str
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type.
+        """The columns that identify a row, with their Spark SQL types.
 
         The type of the key's column is an empty text, because it depends on the value's fields.
         """
@@ -60,14 +60,18 @@ class Target:
 
     @property
     def wanted(self) -> dict[str, str]:
-        """Column → its Spark SQL type; an empty text if the type is unknown.
+        """The columns with their Spark SQL types. An unknown type is an empty text.
 
         Columns that identify a row come first. The type of the key's column is unknown if the key
         is not a field of the value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)
-        identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
-        return identity | {name: kind for name, kind in self.fields if name not in identity}
+        columns: dict[str, str] = {}
+        for name, kind in self.identity.items():
+            columns[name] = kind or fields.get(name, "")
+        for name, kind in self.fields:
+            columns.setdefault(name, kind)
+        return columns
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class TableSink(Protocol):
 
     @property
     def columns(self) -> Mapping[str, Sequence[Column]]:
-        """Output → the columns of its table. The first columns identify a row."""
+        """The columns of each output's table. The first columns identify a row."""
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
@@ -185,7 +189,7 @@ class TableSink(Protocol):
         """
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
-        """Write a batch's rows per output.
+        """Write a batch's rows, which are given by output.
 
         Returns the number of rows written and deleted per output. Raises EngineError if the tables
         have lost a batch since this writer began.

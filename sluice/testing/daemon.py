@@ -18,7 +18,7 @@ with importing():
 
 
 def freeze(phase: str, info: dict[str, int]) -> None:
-    """After a full garbage collection, exclude the objects that it has kept from later collections."""
+    """Exclude the objects that a full garbage collection has kept from later collections."""
     if phase == "stop" and info["generation"] == 2:
         gc.freeze()
 

@@ -20,30 +20,33 @@ _TEMPORARY = "?synchronous=off"
 
 
 def temporary_databases(folder: Path) -> tuple[str, str]:
-    """Return the addresses of a ledger and of shards in a folder that the test driver deletes at its end."""
+    """Return the addresses of a ledger and of shards in the folder of a test driver."""
     ledger, shards = sqlite_url(folder / "ledger.sqlite"), sqlite_url(folder / "shards")
     return ledger + _TEMPORARY, shards + _TEMPORARY
 
 
 def open_empty_ledger(address: str) -> Ledger:
     """Create and open a ledger at this address."""
-    if (path := _sqlite_file(address)) is None:
+    path = _sqlite_file(address)
+    if path is None:
         return Ledger.open(address)
     path.write_bytes(_empty_ledger())
-    return Ledger(open_engine(database_url(address)))  # the copy has the newest tables
+    # `Ledger.open` would also update old tables, but the copy has the newest tables.
+    return Ledger(open_engine(database_url(address)))
 
 
 def create_empty_shards(addresses: Sequence[str]) -> None:
     """Create shards at these addresses."""
     for address in addresses:
-        if (path := _sqlite_file(address)) is not None:
-            path.write_bytes(_empty_shard())
-        else:
+        path = _sqlite_file(address)
+        if path is None:
             create_shard(address).close()
+        else:
+            path.write_bytes(_empty_shard())
 
 
 def _sqlite_file(address: str) -> Path | None:
-    """Return the path of a SQLite database, whose folder is created.
+    """Create the folder of a SQLite database, and return the path of its file.
 
     Return None for a database in a server.
     """

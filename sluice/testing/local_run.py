@@ -1,4 +1,4 @@
-"""Runs a pipeline under test in this process, without Spark: the same tasks, with a list in the place of a shuffle."""
+"""Runs a pipeline under test in this process: Spark's tasks, with a list in place of a shuffle."""
 
 from __future__ import annotations
 
@@ -21,15 +21,23 @@ from sluice.settings import Settings
 from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.piped_run import PipedRun
 
-PIPED = pa.schema([
-    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
-    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("sequence", pa.int64()),
-])  # fmt: skip
+PIPED = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.string()),
+        ("sequence", pa.int64()),
+    ]
+)
 """The records that a task reads, as `engine.read.stream_reader` expects them."""
 
 
 def why_not_local(job: Job, settings: Settings) -> str:
-    """Return the part of a job that only Spark can run; empty if the test's process can run the whole job."""
+    """Return the part of a job that only Spark can run; empty if there is none."""
     try:
         local_query(job, settings, {})
     except NeedsSparkError as reason:
@@ -105,9 +113,15 @@ class PipedRows:
         # A task makes one Arrow batch of the consecutive records of a partition. The records are
         # sorted by partition, so that they make few Arrow batches, even if a test pipes them into
         # several topics in turn.
-        decoded = sorted(map(decode_piped, records), key=itemgetter("topic", "partition"))
-        streams = [record for record in decoded if record["topic"] in query.streams]
-        tables = [record for record in decoded if record["topic"] in query.tables]
+        decoded = [decode_piped(record) for record in records]
+        decoded.sort(key=itemgetter("topic", "partition"))
+        streams: list[dict[str, Any]] = []
+        tables: list[dict[str, Any]] = []
+        for record in decoded:
+            if record["topic"] in query.streams:
+                streams.append(record)
+            if record["topic"] in query.tables:
+                tables.append(record)
         return cls(query, streams, tables)
 
     def write(self) -> pa.Table:
@@ -119,8 +133,10 @@ def decode_piped(record: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(record)
     values["timestamp"] *= 1_000
     for name in ("key", "value"):
-        values[name] = None if values[name] is None else base64.b64decode(values[name])
-    values["headers"] = None if values["headers"] == "null" else values["headers"]
+        if values[name] is not None:
+            values[name] = base64.b64decode(values[name])
+    if values["headers"] == "null":
+        values["headers"] = None
     return values
 
 

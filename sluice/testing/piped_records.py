@@ -53,23 +53,22 @@ class PipedRecords:
     ) -> str:
         """Return the next record of a topic's partition.
 
-        Values and keys of type str, bytes or None stay as they are.
-
-        `contract` is the type of the topic's values, if they are JSON; it says how a dict is
-        written.
+        Values and keys of type str, bytes or None stay as they are. If the topic's values are JSON,
+        `contract` is their type, and says how a dict is written.
         """
+        key_bytes = key if isinstance(key, bytes) else _bytes(key_text(key), None, self._zone)
         record = {
-            "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
-            "key": _base64(_bytes(_text(key), None, self._zone)), "value": _base64(_bytes(value, contract, self._zone)),
+            "topic": topic,
+            "partition": partition,
+            "offset": self._offsets[topic, partition],
+            "timestamp": timestamp,
+            "key": _base64(key_bytes),
+            "value": _base64(_bytes(value, contract, self._zone)),
             "sequence": self._offsets.total(),
             "headers": Headers(headers or ()).json() or "null",
-        }  # fmt: skip
+        }
         self._offsets[topic, partition] += 1
         return json.dumps(record)
-
-
-def _text(key: Any) -> str | bytes | None:
-    return key if isinstance(key, bytes) else key_text(key)
 
 
 def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
@@ -80,14 +79,18 @@ def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
     # A dict, list or tuple may stand for a value of another type, such as a Struct. The contract
     # names this type.
     kind = contract if isinstance(value, dict | list | tuple) else type(value)
-    return _encode(value if kind is None else as_produced(value, kind, zone))
+    if kind is not None:
+        value = as_produced(value, kind, zone)
+    return _encode(value)
 
 
 _encode = msgspec.json.Encoder(decimal_format="number", enc_hook=plain_model).encode
 
 
 def _base64(value: bytes | None) -> str | None:
-    return None if value is None else base64.b64encode(value).decode()
+    if value is None:
+        return None
+    return base64.b64encode(value).decode()
 
 
 @dataclass
@@ -108,7 +111,7 @@ class OutputInMemory:
 
 @dataclass
 class TablesInMemory:
-    """Stores the rows of tables as records, as if tables were topics, and checks them against the declared columns."""
+    """Stores the rows of tables as records, as if tables were topics, and checks their columns."""
 
     output: OutputInMemory
     columns: Mapping[str, Sequence[Column]]
@@ -117,15 +120,17 @@ class TablesInMemory:
         pass
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
+        counts: dict[str, int] = {}
         for output, of_table in rows.items():
+            counts[output] = of_table.count
             self.output.records.setdefault(output, []).extend(of_table.records.to_pylist())
-        return {output: of_table.count for output, of_table in rows.items()}
+        return counts
 
 
 class UncontestedLease:
     """A lease, and a check of the topics' identity, that always succeed.
 
-    Nothing else uses the state and the topics of a test.
+    No other program uses the state and the topics of a test.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The run of a pipeline under test: its state, its publisher, and the records that a test pipes in."""
+"""The run of a pipeline under test: its state, its publisher, and the records piped in."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class PipedRun:
         self.partitions = dict.fromkeys(job.topics, 1) | dict(self._declared_partitions)
 
     def plan(self, batch: int, *, reads_records: bool = True) -> BatchStart:
-        """Plan a batch. Returns its start, which its tasks need."""
+        """Plan a batch, and return its start, which its tasks need."""
         planned = PlannedBatch(number=batch, begun=self.clock.now())
         times = self._publisher.begin(planned, {}, reads_records=reads_records)
         return BatchStart.of(batch, planned.begun, times, self.job.read_clocks)
@@ -146,7 +146,11 @@ class PipedRun:
         places: Sequence[Place],
     ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
         """Return the headers of the records at these places."""
-        return {place: self._headers[place] for place in places if place in self._headers}
+        headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
+        for place in places:
+            if place in self._headers:
+                headers[place] = self._headers[place]
+        return headers
 
     def publish(self, state_rows: StateRows, batch: int) -> None:
         """Publish a batch, and count what happened to its records."""

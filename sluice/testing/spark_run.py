@@ -27,9 +27,15 @@ _RECORD = (
     "headers STRING, sequence BIGINT"
 )
 _COLUMNS = (
-    "r.topic", "r.partition", "r.offset", "timestamp_millis(r.timestamp) AS timestamp", "unbase64(r.key) AS key",
-    "unbase64(r.value) AS value", "nullif(r.headers, 'null') AS headers", "r.sequence",
-)  # fmt: skip
+    "r.topic",
+    "r.partition",
+    "r.offset",
+    "timestamp_millis(r.timestamp) AS timestamp",
+    "unbase64(r.key) AS key",
+    "unbase64(r.value) AS value",
+    "nullif(r.headers, 'null') AS headers",
+    "r.sequence",
+)
 
 
 _NO_RECORD = "{}"
@@ -59,14 +65,11 @@ class PipedInput:
             memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
             strings = self._class("org.apache.spark.sql.Encoders").STRING()
             self._stream = memory.apply(strings, self._spark._jsparkSession)
-        frame = DataFrame(self._stream.toDF(), self._spark)
-        frame = frame.selectExpr(f"from_json(value, '{_RECORD}') AS r")
         names = ", ".join(f"'{topic}'" for topic in partitions)
-        return (
-            frame.where(f"r.topic IN ({names})")
-            .selectExpr(*_COLUMNS)
-            .mapInArrow(Chain((task,)).__call__, columns)
-        )
+        records = DataFrame(self._stream.toDF(), self._spark)
+        records = records.selectExpr(f"from_json(value, '{_RECORD}') AS r")
+        records = records.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS)
+        return records.mapInArrow(Chain((task,)).__call__, columns)
 
     def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as a JSON object of its columns."""
@@ -77,7 +80,11 @@ class PipedInput:
         self._stream.addData(converters.asScala(batch).toSeq())
 
     def _class(self, name: str) -> Any:
-        """Return a class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
+        """Return a class of the JVM.
+
+        It is looked up by its whole name, because py4j would search all jars for each part of a
+        dotted path.
+        """
         return getattr(self._spark._jvm, name)
 
 
@@ -139,8 +146,12 @@ _ERROR_LINE = re.compile(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.
 def _root(error: StreamingQueryException) -> EngineError:
     """Return the error that a task or the driver raised, without Spark's stack trace."""
     lines = str(error).splitlines()
-    python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
-    for line in lines[python[-1] if python else 0 :]:
-        if (match := _ERROR_LINE.match(line)) is not None:
+    last_traceback = 0
+    for number, line in enumerate(lines):
+        if line.startswith("Traceback"):
+            last_traceback = number
+    for line in lines[last_traceback:]:
+        match = _ERROR_LINE.match(line)
+        if match is not None:
             return EngineError(match[1] if line.startswith("sluice.") else line)
     return EngineError(lines[0])

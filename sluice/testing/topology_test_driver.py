@@ -74,7 +74,7 @@ class Output:
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit`, if each batch reads what the batch before it has
+"""The largest number of batches of one `commit`, if each batch reads what the previous batch has
 written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
@@ -117,25 +117,24 @@ class TopologyTestDriver:
         self.home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=memory_folder()))
         """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the
         end."""
-        # Clean up at exit even if the pipeline is rejected below, or a task still
-        # writes after its query has stopped.
+        # Clean up at exit even if the pipeline is rejected below, or a task still writes after its
+        # query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
-        ledger, shards = (database, database) if database else temporary_databases(self.home)
-        urls = {connection_variable(name): url for name, url in (connections or {}).items()}
-        where = {"SLUICE_HOME": str(self.home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
-        self._settings = Settings.read({**where, **urls})
+        self._settings = _settings(self.home, database, connections or {})
         self._job = job = plan(pipeline).job
         self._topics = {*job.topics}
         self._new_topics: list[str] = []
         """Topics that match a pattern, and that the next batch reads for the first time."""
-        self._outputs = {*(sink.topic for sink in job.sinks), pipeline.dead_letters}
+        self._outputs = {sink.topic for sink in job.sinks}
+        self._outputs.add(pipeline.dead_letters)
         self._cycles = self._topics & self._outputs
         """The topics that the pipeline both reads and writes."""
         self._fed_back: Counter[str] = Counter()
         """Topic → the number of its output records that a batch has read."""
-        self._texts = {
-            topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text
-        }
+        self._texts: set[str] = set()
+        for topic, sink in pipeline.sinks.items():
+            if sink.encode is encode_text:
+                self._texts.add(topic)
         self._records = PipedRecords(pipeline.zone)
         self._waiting: list[str] = []
         self._time = 0
@@ -169,34 +168,32 @@ class TopologyTestDriver:
         """Write a record to a topic of the pipeline.
 
         `timestamp` is in epoch ms; by default, it is the timestamp of the record that was piped
-        before.
-
-        A key that is neither str nor bytes is written as its text.
+        before. A key that is neither str nor bytes is written as its text.
         """
-        if topic not in self._topics and any(
-            matches(pattern, topic) for pattern in self._job.patterns
-        ):
+        if topic not in self._topics:
+            if not any(matches(pattern, topic) for pattern in self._job.patterns):
+                raise TopologyError(
+                    f"{self.pipeline.name} does not read a topic {topic!r}.",
+                    next_step=f"It reads {', '.join(sorted(self._topics))}.",
+                )
             self._topics.add(topic)
             self._new_topics.append(topic)
-        if topic not in self._topics:
-            raise TopologyError(
-                f"{self.pipeline.name} does not read a topic {topic!r}.",
-                next_step=f"It reads {', '.join(sorted(self._topics))}.",
-            )
         count = self._run.partitions.get(topic, 1)
         if not 0 <= partition < count:
             raise TopologyError(
                 f"{topic} has no partition {partition!r}; it has {count}, numbered from 0.",
-                next_step=f"Give the driver more: TopologyTestDriver(pipeline, partitions={{{topic!r}: ...}}).",
+                next_step=(
+                    "Give the driver more: TopologyTestDriver(pipeline, "
+                    f"partitions={{{topic!r}: ...}})."
+                ),
             )
-        if timestamp is not None and not (
-            isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS
-        ):
-            raise TopologyError(
-                f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
-                next_step="Pass a whole number, such as int(time.time() * 1_000).",
-            )
-        self._time = self._time if timestamp is None else timestamp
+        if timestamp is not None:
+            if not isinstance(timestamp, int) or abs(timestamp) >= _LONGEST_MS:
+                raise TopologyError(
+                    f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
+                    next_step="Pass a whole number, such as int(time.time() * 1_000).",
+                )
+            self._time = timestamp
         record = self._records.record(
             topic,
             value,
@@ -213,15 +210,15 @@ class TopologyTestDriver:
 
         Return None for other topics.
         """
-        for source in (*self._job.streams, *(table.source for table in self._job.tables)):
-            if topic == source.topic or (
-                source.pattern is not None and matches(source.pattern, topic)
-            ):
-                return (
-                    None
-                    if source.contract is None or source.decode is not None
-                    else source.value_class
-                )
+        table_sources = [table.source for table in self._job.tables]
+        for source in (*self._job.streams, *table_sources):
+            is_of_topic = topic == source.topic
+            if source.pattern is not None and matches(source.pattern, topic):
+                is_of_topic = True
+            if is_of_topic:
+                if source.contract is None or source.decode is not None:
+                    return None
+                return source.value_class
         return None
 
     def commit(self) -> None:
@@ -236,12 +233,15 @@ class TopologyTestDriver:
                 return
             self._process_waiting()
         raise TopologyError(
-            f"{self.pipeline.name} still writes to a topic that it reads after {_MOST_ROUNDS} batches.",
-            next_step="Write fewer records to the topic than are read from it, for example with a filter.",
+            f"{self.pipeline.name} still writes to a topic that it reads after {_MOST_ROUNDS} "
+            "batches.",
+            next_step=(
+                "Write fewer records to the topic than are read from it, for example with a filter."
+            ),
         )
 
     def _feed_back(self) -> None:
-        """Let the next batch read the new records of topics that the pipeline both reads and writes."""
+        """Let the next batch read what the pipeline has written to topics that it also reads."""
         for topic in self._cycles:
             records = self._run.output.records.get(topic, [])
             for record in records[self._fed_back[topic] :]:
@@ -268,7 +268,7 @@ class TopologyTestDriver:
             _log_errors(self._dead_letters()[before:])
 
     def advance(self, milliseconds: int) -> None:
-        """Process the records that were piped before, then advance the wall clock and fire the timers that are due.
+        """Process the records that were piped before, advance the wall clock, and fire due timers.
 
         If the pipeline has `advance_when_idle`, stream time advances with the clock, too, and
         results that wait for stream time are sent if they become due.
@@ -344,9 +344,20 @@ class TopologyTestDriver:
         return headers
 
     def counts(self) -> dict[str, int]:
-        """Return what happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
+        """Return what happened to how many records: `read`, `applied`, `late/STORE` and so on."""
         self.commit()
         return dict(self._run.counts)
+
+
+def _settings(home: Path, database: str, connections: Mapping[str, str]) -> Settings:
+    """Return settings with the state in a database, or in SQLite files in the folder `home`."""
+    ledger, shards = database, database
+    if not database:
+        ledger, shards = temporary_databases(home)
+    variables = {"SLUICE_HOME": str(home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
+    for name, url in connections.items():
+        variables[connection_variable(name)] = url
+    return Settings.read(variables)
 
 
 def _make_run(
@@ -369,14 +380,15 @@ def _make_run(
 
 def _log_errors(dead_letters: Sequence[dict[str, Any]]) -> None:
     """Log each different error of a batch once. pytest shows the log of a test that fails."""
+    names = ("reason", "step", "at", "detail")
     errors: Counter[tuple[str, ...]] = Counter()
     for dead_letter in dead_letters:
-        headers = _headers(dead_letter)
-        names = ("reason", "step", "at", "detail")
-        errors[tuple(headers.get(f"sluice.{name}", "") for name in names)] += 1
+        headers = dict(_header_pairs(dead_letter))
+        error = tuple(headers.get(f"sluice.{name}", "") for name in names)
+        errors[error] += 1
     for (reason, step, at, detail), count in errors.items():
-        where = {"step": step, "at": at} if step else {}
-        log.warning("dead letters", count=count, reason=reason, **where, error=detail)
+        place = {"step": step, "at": at} if step else {}
+        log.warning("dead letters", count=count, reason=reason, **place, error=detail)
 
 
 def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any]) -> Output:
@@ -391,20 +403,19 @@ def _output(record: dict[str, Any], decode: Callable[[str | bytes | None], Any])
     )
 
 
-def _headers(record: dict[str, Any]) -> dict[str, Any]:
-    return dict(_header_pairs(record))
-
-
 def _header_pairs(record: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((header["key"], _text(header["value"])) for header in record.get("headers") or ())
+    pairs: list[tuple[str, Any]] = []
+    for header in record.get("headers") or ():
+        pairs.append((header["key"], _text(header["value"])))
+    return tuple(pairs)
 
 
 def _value(value: str | bytes | None) -> Any:
     if value is None:
         return None
     try:
-        # Python can decode fewer levels if its call stack is already deep,
-        # so nesting is limited explicitly.
+        # Python can decode fewer levels if its call stack is already deep, so nesting is limited
+        # explicitly.
         refuse_nesting(value.encode() if isinstance(value, str) else value)
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, ValueError):
@@ -430,12 +441,13 @@ def _key_of(row: StateRow, store: StoreInfo) -> Any:
 
 def _rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[StateRow]:
     # Every shard holds a whole copy of a global table.
-    is_global = store.kind == "global"
-    for worker, location in enumerate(locations[:1] if is_global else locations):
+    if store.kind == "global":
+        locations = locations[:1]
+    for worker, location in enumerate(locations):
         with open_shard(location) as shard:
             for row in shard.scan(store.group_id, batch, limit=1_000_000):
                 assert row.value is not None
-                assert is_global or owner(row.key, len(locations)) == worker, (
+                assert owner(row.key, len(locations)) == worker, (
                     "queries ask the worker that owns the key"
                 )
                 yield row
@@ -444,10 +456,8 @@ def _rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[St
 def shared_session() -> SparkSession:
     """Return the local Spark session on two cores that all tests of this process share.
 
-    The first call creates it.
-
-    The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables
-    can use it too.
+    The first call creates it. The session has Delta Lake's jars if set-up has downloaded them, so
+    that tests with Delta tables can use it too.
     """
     from pyspark.sql import SparkSession
 
@@ -464,9 +474,10 @@ def shared_session() -> SparkSession:
     # The default sizes are too small for Spark: the JVM would collect all garbage after every few
     # thousand classes that it loads, and would remove compiled code that it needs again soon.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]
-    # Delta Lake's jars are not on the class path, so the session uses the
-    # archive of runs without Delta tables.
-    if (archive := archive_file(folder, [])).is_file():
+    # Delta Lake's jars are not on the class path, so the session uses the archive of runs without
+    # Delta tables.
+    archive = archive_file(folder, [])
+    if archive.is_file():
         options.append(f"-XX:SharedArchiveFile={archive}")
     conf = {
         "spark.master": "local[2]",
@@ -477,6 +488,7 @@ def shared_session() -> SparkSession:
         "spark.python.daemon.module": "sluice.testing.daemon",
         "spark.sql.shuffle.partitions": "1",
         **INTERPRETED,
-        **({"spark.jars": ",".join(map(str, of_delta)), **DELTA_CONF} if of_delta else {}),
     }
+    if of_delta:
+        conf |= {"spark.jars": ",".join(map(str, of_delta)), **DELTA_CONF}
     return session(Settings.read({"SLUICE_SPARK_CONF": json.dumps(conf)}), "sluice tests")

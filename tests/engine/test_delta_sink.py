@@ -327,9 +327,7 @@ def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
     lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta PARTITIONED BY (shop)")
     sink = lake.begun()
     shop, _ = sink.columns[sink.target.output]
-    with pytest.raises(
-        ValueError, match="is empty, which a column that partitions the table stores as null"
-    ):
+    with pytest.raises(ValueError, match="must not be empty: partition columns store '' as null"):
         shop.encode(b'""')
     written(sink, 0, ("a b/=%", 1), (" ", 2))
     assert lake.rows() == [(" ", 2), ("a b/=%", 1)]

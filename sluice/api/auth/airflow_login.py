@@ -1,4 +1,4 @@
-"""Airflow's log-in, which every request needs: it is checked before routing, even for paths that do not exist."""
+"""Airflow's log-in, which is checked before routing, even for paths that do not exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
 class LoginRequired:
-    """ASGI middleware that responds with 401 to every request without a valid log-in, whatever its path."""
+    """ASGI middleware that responds with 401 to every request without a valid log-in."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
@@ -55,11 +55,8 @@ class LoginRequired:
                 return
             # A browser adds this site's cookie also to requests that pages of other sites make.
             # Such a page must not change anything in the user's name.
-            if (
-                scope["method"] not in _SAFE_METHODS
-                and _bearer(scope) is None
-                and not _is_same_origin(scope)
-            ):
+            is_by_cookie = scope["method"] not in _SAFE_METHODS and _bearer(scope) is None
+            if is_by_cookie and not _is_same_origin(scope):
                 detail = "A page of another site sent this request with the browser's cookie."
                 await problem(403, detail, _HOW_TO_LOG_IN)(scope, receive, send)
                 return
@@ -88,20 +85,22 @@ def _token(scope: Scope) -> bytes:
 
     Airflow looks in the same order.
     """
-    if (token := _bearer(scope)) is not None:
+    token = _bearer(scope)
+    if token is not None:
         return token
     cookie = header(scope, b"cookie")
-    return (
-        cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1")
-        if cookie
-        else b""
-    )
+    if not cookie:
+        return b""
+    cookies = cookie_parser(cookie.decode("latin-1"))
+    return cookies.get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1")
 
 
 def _bearer(scope: Scope) -> bytes | None:
     """Return the token in the Authorization header, which browsers do not send on their own."""
     scheme, _, token = header(scope, b"authorization").partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else None
+    if scheme.lower() != b"bearer":
+        return None
+    return token.strip()
 
 
 def _is_same_origin(scope: Scope) -> bool:
@@ -109,7 +108,8 @@ def _is_same_origin(scope: Scope) -> bool:
 
     A browser sends this site's cookie even if a page of another site makes the request.
     """
-    if site := header(scope, b"sec-fetch-site"):
+    site = header(scope, b"sec-fetch-site")
+    if site:
         return site == b"same-origin"
     # Older browsers do not send Sec-Fetch-Site.
     origin = urlsplit(header(scope, b"origin").decode("latin-1"))

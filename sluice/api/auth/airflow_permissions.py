@@ -54,4 +54,6 @@ class AirflowUser(Principal):
             lookup = asyncio.to_thread(airflow_allows, self._user, pipeline, method)
             permission = self._permissions[pipeline, method] = asyncio.ensure_future(lookup)
         # A request that is cancelled must not cancel the look-up for the user's other requests.
-        return permission.result() if permission.done() else await asyncio.shield(permission)
+        if permission.done():
+            return permission.result()
+        return await asyncio.shield(permission)

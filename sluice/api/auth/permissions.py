@@ -33,7 +33,7 @@ class Principal(Protocol):
         """Return whether the principal may read the pipeline and its stores."""
 
     async def may_edit(self, pipeline: str) -> bool:
-        """Return whether the principal may start runs of the pipeline and re-drive its dead letters."""
+        """Return whether the principal may start the pipeline's runs and re-drive dead letters."""
 
     async def readable(self, pipelines: Collection[str]) -> Collection[str]:
         """Return the pipelines that the principal may read.

@@ -23,7 +23,7 @@ class TooLate(QueryError):
 
 
 async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """Read the body. Raises TooBig or TooLate, after which the protocol closes the connection."""
+    """Read the body. Raise TooBig or TooLate, after which the protocol closes the connection."""
 
     def late() -> TooLate:
         return TooLate(f"The request did not arrive within {seconds:g} s.")
@@ -33,8 +33,8 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
 
 async def _read(request: Request, most: int) -> bytes:
     body = bytearray()
-    async for part in request.stream():
-        body += part
+    async for chunk in request.stream():
+        body += chunk
         # The received bytes are compared, because a request need not have a Content-Length.
         if len(body) > most:
             raise TooBig(f"The request exceeds the limit of {most:,} bytes.")

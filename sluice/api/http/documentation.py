@@ -1,4 +1,4 @@
-"""Generates the OpenAPI description from the routes and the types of their parameters and answers."""
+"""Generates the OpenAPI description from the routes and their types of parameters and answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
             if route.is_described:
                 routes.append((prefix, route))
                 types += route.answers
-                types += [] if route.body is None else [route.body]
+                if route.body is not None:
+                    types.append(route.body)
     _, components = msgspec.json.schema_components(types, ref_template=_REFERENCES)
     components = {name: _encoded_schema(schema) for name, schema in components.items()}
     paths: dict[str, dict[str, Any]] = {}
@@ -63,6 +64,8 @@ def _operation(route: Route) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": _content(route)}}
     if route.has_etag:
         responses["304"] = {"description": "The response with this ETag is still current"}
+    for status in route.problems:
+        responses[str(status)] = _problem(status)
     body: dict[str, Any] = {}
     if route.body is not None:
         (schema,), _ = msgspec.json.schema_components([route.body], ref_template=_REFERENCES)
@@ -76,7 +79,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "summary": name.rpartition(".")[2].replace("_", " ").capitalize(),
         "description": route.description or inspect.getdoc(route.handler) or "",
         "parameters": _parameters(route),
-        "responses": responses | {str(status): _problem(status) for status in route.problems},
+        "responses": responses,
     }
 
 
@@ -89,17 +92,19 @@ def _problem(status: int) -> dict[str, Any]:
 
 
 def _content(route: Route) -> dict[str, Any]:
-    if not route.answers:
-        return {name: {"schema": {"type": "string"}} for name in route.media_types}
-    schemas, _ = msgspec.json.schema_components(route.answers, ref_template=_REFERENCES)
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-    return {name: {"schema": _encoded_schema(schema)} for name in route.media_types}
+    schema: dict[str, Any] = {"type": "string"}
+    if route.answers:
+        schemas, _ = msgspec.json.schema_components(route.answers, ref_template=_REFERENCES)
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+        schema = _encoded_schema(schema)
+    return {name: {"schema": schema} for name in route.media_types}
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     _, components = msgspec.json.schema_components([route.parameters], ref_template="{name}")
     schema = components[route.parameters.__name__]
-    in_path, required = set(re.findall(r"\{(\w+)", route.path)), set(schema.get("required", ()))
+    in_path = set(re.findall(r"\{(\w+)", route.path))
+    required = set(schema.get("required", ()))
     parameters: list[dict[str, Any]] = []
     for name, parameter in schema["properties"].items():
         resolved = _without_references(parameter, components)
@@ -108,27 +113,24 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter's schema, in which the schema of an enum takes the place of msgspec's reference to it."""
+    """Return a parameter's schema, with the schema of an enum in place of a reference to it."""
     if "$ref" not in schema:
         return schema
-    inner = {
-        name: value
-        for name, value in components[schema["$ref"]].items()
-        if name not in ("title", "description")
-    }
-    return inner | {name: value for name, value in schema.items() if name != "$ref"}
+    inner = _without(components[schema["$ref"]], "title", "description")
+    return inner | _without(schema, "$ref")
+
+
+def _without(schema: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name not in names}
 
 
 def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool) -> dict[str, Any]:
-    plain = {
-        key: value
-        for key, value in schema.items()
-        if key not in ("description", "anyOf", "default")
-    }
-    # A query has no nulls: an optional parameter is omitted instead.
-    plain |= next(
-        (variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {}
-    )
+    plain = _without(schema, "description", "anyOf", "default")
+    for variant in schema.get("anyOf", ()):
+        # A query has no nulls: an optional parameter is omitted instead.
+        if variant.get("type") != "null":
+            plain |= variant
+            break
     description = schema.get("description") or plain.get("description") or ""
     plain.pop("description", None)
     # An empty default has no effect, so it needs no mention.
@@ -136,10 +138,9 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
         plain["default"] = schema["default"]
     if in_path:
         plain["minLength"] = 1
-    where = "path" if in_path else "query"
     return {
         "name": name,
-        "in": where,
+        "in": "path" if in_path else "query",
         "required": required,
         "description": description,
         "schema": plain,
@@ -147,18 +148,23 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
 
 
 def _encoded_schema(schema: Any) -> Any:
-    """Adapt a schema to the encoder, which writes decimals as numbers and omits optional members that are null."""
-    if isinstance(schema, dict):
-        if schema.get("format") == "decimal":
-            return {"type": "number"}
-        optional = schema.get("default", ...) is None and "anyOf" in schema
-        fitted = {name: _encoded_schema(value) for name, value in schema.items()}
-        if optional:
-            del fitted["default"]
-            (present,) = (variant for variant in fitted.pop("anyOf") if variant != {"type": "null"})
-            fitted |= present
-        return fitted
-    return [_encoded_schema(item) for item in schema] if isinstance(schema, list) else schema
+    """Adapt a schema to the encoder.
+
+    It writes decimals as numbers, and omits optional members that are null.
+    """
+    if isinstance(schema, list):
+        return [_encoded_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == "decimal":
+        return {"type": "number"}
+    is_optional = schema.get("default", ...) is None and "anyOf" in schema
+    fitted = {name: _encoded_schema(value) for name, value in schema.items()}
+    if is_optional:
+        del fitted["default"]
+        (present,) = [variant for variant in fitted.pop("anyOf") if variant != {"type": "null"}]
+        fitted |= present
+    return fitted
 
 
 def _plain(path: str) -> str:

@@ -37,12 +37,16 @@ def problem(
     }
     if next_step:
         members["nextStep"] = next_step
+    all_headers = {
+        **(headers or {}),
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
     return Response(
         msgspec.json.encode(members | dict(extensions or {})),
         status_code=status,
         media_type="application/problem+json",
-        headers=dict(headers or {})
-        | {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+        headers=all_headers,
     )
 
 

@@ -57,9 +57,9 @@ class Payload:
 
 
 RESPOND = "sluice_respond"
-"""A key in a request's scope. Its value is a function of a state server that sends a whole response. It takes the
-scope, status, headers and body, and returns False if the response has to be sent as messages
-instead."""
+"""A key in a request's scope. Its value is a function of a state server that sends a whole
+response. It takes the scope, status, headers and body, and returns False if the response has to be
+sent as messages instead."""
 
 
 class JsonResponse(Response):
@@ -88,7 +88,7 @@ def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
 
 
 def age_seconds(since: datetime) -> float:
-    """Seconds from a time until now, never below zero."""
+    """Return the seconds from a time until now, which are at least zero."""
     return monitoring.age_seconds(since, datetime.now(UTC))
 
 
@@ -102,7 +102,7 @@ def entries_payload(
     workers: tuple[WorkerStatus, ...],
     cursor: str | None = None,
 ) -> Payload:
-    """Entries as they appear in a response."""
+    """Return entries as they appear in a response."""
     shown = [answered_entry(entry, entry.value) for entry in entries]
     return Payload("entries", encoded(shown), workers, cursor)
 
@@ -146,8 +146,9 @@ def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerS
             unavailable.append(worker.number)
         elif worker.standby:
             standbys.append(worker.number)
-    names, snapshots = [pin.name for pin in pins], [pin.snapshot.id for pin in pins]
-    return _provenance(tuple(names), tuple(snapshots), tuple(unavailable), tuple(standbys))
+    names = tuple([pin.name for pin in pins])
+    snapshots = tuple([pin.snapshot.id for pin in pins])
+    return _provenance(names, snapshots, tuple(unavailable), tuple(standbys))
 
 
 @lru_cache(maxsize=1_000)

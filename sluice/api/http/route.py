@@ -106,11 +106,14 @@ class Route:
     @property
     def pattern(self) -> re.Pattern[str]:
         """A regular expression for the path."""
-        slashes = ".*" if self.may_be_empty else ".+"
-        parts = PATH_PARAMETER.sub(
-            lambda part: f"(?P<{part[1]}>{slashes if part[2] else '[^/]+'})", self.path
-        )
-        return re.compile(parts, re.DOTALL)
+
+        def group(parameter: re.Match[str]) -> str:
+            name, may_have_slashes = parameter.groups()
+            if not may_have_slashes:
+                return f"(?P<{name}>[^/]+)"
+            return f"(?P<{name}>.*)" if self.may_be_empty else f"(?P<{name}>.+)"
+
+        return re.compile(PATH_PARAMETER.sub(group, self.path), re.DOTALL)
 
 
 class Router:
@@ -166,18 +169,17 @@ class Router:
             problems = tuple(sorted({*self._problems, 403, 413, 415}))
             options.setdefault("name", getattr(handler, "__name__", ""))
             options.setdefault("description", inspect.getdoc(handler) or "")
-            self.routes.append(
-                Route(
-                    self._prefix + path,
-                    self._tag,
-                    read_and_handle,
-                    parameters,
-                    answers,
-                    problems,
-                    body=body,
-                    **options,
-                )
+            route = Route(
+                self._prefix + path,
+                self._tag,
+                read_and_handle,
+                parameters,
+                answers,
+                problems,
+                body=body,
+                **options,
             )
+            self.routes.append(route)
             return handler
 
         return register
@@ -195,15 +197,20 @@ class App:
         static: ASGIApp | None = None,
         services: Mapping[str, Any] | None = None,
     ) -> None:
-        routes = list(routes)
+        self._plain: dict[str, dict[str, ParameterReader]] = {}
+        """Path without parameters → HTTP method → the reader of the route."""
+        self._patterns: list[tuple[re.Pattern[str], dict[str, ParameterReader]]] = []
+        """Patterns of paths with parameters, and as for `_plain`, the readers of the routes."""
         paths: dict[str, dict[str, ParameterReader]] = {}
         for route in routes:
-            paths.setdefault(route.path, {}).update(
-                dict.fromkeys(route.methods, ParameterReader(route))
-            )
-        patterns = {route.path: route.pattern for route in routes if "{" in route.path}
-        self._plain = {path: readers for path, readers in paths.items() if path not in patterns}
-        self._patterns = [(pattern, paths[path]) for path, pattern in patterns.items()]
+            readers = paths.get(route.path)
+            if readers is None:
+                readers = paths[route.path] = {}
+                if "{" in route.path:
+                    self._patterns.append((route.pattern, readers))
+                else:
+                    self._plain[route.path] = readers
+            readers |= dict.fromkeys(route.methods, ParameterReader(route))
         self._static = static
         self._services = dict(services or {})
 
@@ -221,19 +228,19 @@ class App:
 
     async def _answer(self, path: str, request: Request) -> Response:
         readers, path_values = self._match(path)
+        any_reader = next(iter(readers.values()), None)
         # The permission is checked before the method, because a 405 would reveal that a hidden path
         # exists.
-        if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
+        if not await self._may_use(request, any_reader) or not readers:
             return _no_route()
-        if (reader := readers.get(request.scope["method"])) is None:
-            detail = (
-                f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
-            )
+        reader = readers.get(request.scope["method"])
+        if reader is None:
+            are = "are" if len(readers) > 1 else "is"
+            detail = f"Only {' and '.join(readers)} {are} allowed here."
             return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
         try:
-            return await reader.route.handler(
-                request, reader.read(path_values, request.scope["query_string"])
-            )
+            parameters = reader.read(path_values, request.scope["query_string"])
+            return await reader.route.handler(request, parameters)
         except Unchanged as unchanged:
             return Response(
                 status_code=304,
@@ -255,22 +262,22 @@ class App:
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
         """Find the routes of a path.
 
-        Returns HTTP method → the reader of its route, and the values of the path's parameters.
+        Returns the readers of the routes by HTTP method, and the values of the path's parameters.
         """
-        if (plain := self._plain.get(path)) is not None:
+        plain = self._plain.get(path)
+        if plain is not None:
             return plain, {}
         for pattern, readers in self._patterns:
-            if (match := pattern.fullmatch(path)) is not None:
+            match = pattern.fullmatch(path)
+            if match is not None:
                 return readers, match.groupdict()
         return {}, {}
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    content_type, _, _ = request.headers.get("content-type", "").partition(";")
     # A form on a page of another site can send a body, but not with this content type.
-    if (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        != "application/json"
-    ):
+    if content_type.strip().lower() != "application/json":
         raise NotJson("The body of the request must be JSON.")
     try:
         body = await read_body(request, _BODY_BYTES, _BODY_SECONDS)
@@ -295,7 +302,7 @@ class ParameterReader:
     def __init__(self, route: Route) -> None:
         self.route = route
         fields = msgspec.structs.fields(route.parameters)
-        in_path = {part[1] for part in PATH_PARAMETER.finditer(route.path)}
+        in_path = {parameter[1] for parameter in PATH_PARAMETER.finditer(route.path)}
         self._lists: set[str] = set()
         self._booleans: set[str] = set()
         self._numbers: set[str] = set()
@@ -340,13 +347,12 @@ class ParameterReader:
             raise InvalidParameters(_without_values(str(error))) from None
 
     def _unknown(self, name: str) -> InvalidParameters:
-        names = (
-            f"Its parameters: {', '.join(sorted(self._names))}."
-            if self._names
-            else "The route has no parameters."
-        )
+        next_step = "The route has no parameters."
+        if self._names:
+            next_step = f"Its parameters: {', '.join(sorted(self._names))}."
         return InvalidParameters(
-            f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.", next_step=names
+            f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.",
+            next_step=next_step,
         )
 
 
@@ -366,10 +372,9 @@ def query_pairs(query: str) -> list[tuple[str, str]]:
 def _without_values(error: str) -> str:
     """Return a message of msgspec without the received value, which could contain anything."""
     message, _, place = error.partition(" - at `$.")
+    message = message.replace("`", "")
+    if message.startswith("Object missing required field"):
+        return message.replace("Object missing required field", "Missing parameter")
     if message.startswith("Invalid enum value"):
         message = "Not one of the allowed values"
-    if message.startswith("Object missing required field"):
-        return message.replace("Object missing required field", "Missing parameter").replace(
-            "`", ""
-        )
-    return f"{place.rstrip('`') or 'parameters'}: {message.replace('`', '')}"
+    return f"{place.rstrip('`') or 'parameters'}: {message}"

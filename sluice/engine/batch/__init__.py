@@ -1,1 +1,1 @@
-"""Parts of a batch that the whole engine uses: side outputs, stream time, dead letters, accounting."""
+"""What the whole engine uses of a batch: side outputs, stream time, dead letters, accounting."""

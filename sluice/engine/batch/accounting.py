@@ -27,7 +27,7 @@ from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.plan.planned_operators import edge_column, key_column
 from sluice.sql.arrow_values import mask_of
-from sluice.support.arrays import Integers, Mask
+from sluice.support.arrays import Indices, Integers, Mask
 from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
 
@@ -69,9 +69,7 @@ class PartitionResults:
             return undecided
         # A step such as flat_map turns a record into several rows. These rows follow each other,
         # and may be divided between two batches of rows.
-        first = np.flatnonzero(
-            np.concatenate(([True], outcome.records[1:] != outcome.records[:-1]))
-        )
+        first = _first_rows(outcome.records)
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
@@ -87,14 +85,17 @@ class PartitionResults:
         rows: pa.RecordBatch,
         topics: Mapping[int, str],
     ) -> dict[str, pa.Array]:
-        """Return the columns that identify a row appended to a table: its record, and its number among the record's rows."""
+        """Return the columns that identify a row appended to a table.
+
+        They contain the place of the row's record, and the row's number among the record's rows.
+        """
         offsets = rows.column("_offset").to_numpy()
-        first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
+        first = _first_rows(offsets)
         lengths = np.diff(first, append=len(offsets))
         numbers = np.arange(len(offsets)) - np.repeat(first, lengths)
-        last, count = self.placed.get(sink.topic, (-1, 0))
+        last_offset, count = self.placed.get(sink.topic, (-1, 0))
         # If the previous batch ended with rows of the same record, go on from their numbers.
-        if offsets[0] == last:
+        if offsets[0] == last_offset:
             numbers[: lengths[0]] += count
         self.placed[sink.topic] = int(offsets[-1]), int(numbers[-1]) + 1
         topic = topics[rows.column("_source")[0].as_py()]
@@ -118,6 +119,12 @@ class PartitionResults:
             self._last = None
 
 
+def _first_rows(offsets: Integers) -> Indices:
+    """Return the indices of each record's first row. The rows of a record follow each other."""
+    is_first = np.concatenate(([True], offsets[1:] != offsets[:-1]))
+    return np.flatnonzero(is_first)
+
+
 @dataclass(frozen=True)
 class StreamTimeReader:
     """Reads, in tasks, the stream times at the start of a batch."""
@@ -130,9 +137,8 @@ class StreamTimeReader:
     @classmethod
     def of(cls, job: Job, partitions: Mapping[str, int]) -> Self:
         counts = {source.topic: partitions[source.topic] for source in job.streams}
-        return cls(
-            counts, job.pipeline.idle_timeout_ms, job.pipeline.advance_when_idle_ms is not None
-        )
+        goes_on_when_idle = job.pipeline.advance_when_idle_ms is not None
+        return cls(counts, job.pipeline.idle_timeout_ms, goes_on_when_idle)
 
     def before(self, start: BatchStart) -> StreamTimes:
         """Return the times for a stage."""
@@ -157,14 +163,14 @@ class TaskResults:
     parts: dict[Partition, PartitionResults] = field(default_factory=dict)
 
     def end(self, sinks: RecordSinks) -> None:
-        """Add the output records, counts and stream times of each partition to the task's side outputs."""
-        for part, results in self.parts.items():
-            sinks.add_side_outputs(part, results, self.before.now)
+        """Add each partition's output records, counts and stream times to the side outputs."""
+        for partition, results in self.parts.items():
+            sinks.add_side_outputs(partition, results, self.before.now)
 
 
 @dataclass(frozen=True)
 class RecordSinks:
-    """Collects the output records and dead letters of stateless steps, and counts the outcomes of records."""
+    """Collects the output records and dead letters of stateless steps, and records' outcomes."""
 
     side_outputs: SideOutputs
     sinks: tuple[Sink, ...]
@@ -177,12 +183,15 @@ class RecordSinks:
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> Self:
-        passes: list[tuple[str, str | None]] = [(edge.column, None) for edge in job.edges_from(0)]
+        passes: list[tuple[str, str | None]] = []
+        for edge in job.edges_from(0):
+            passes.append((edge.column, None))
         for operator in job.operators:
             for edge in operator.edges:
-                if (shares := edge.shares) is not None:
-                    column = edge_column(shares.target, shares.side)
-                    passes.append((column, key_column(column) if shares.needs_key else None))
+                if edge.shares is not None:
+                    column = edge_column(edge.shares.target, edge.shares.side)
+                    needed = key_column(column) if edge.shares.needs_key else None
+                    passes.append((column, needed))
         return cls(
             side_outputs,
             job.stream_sinks,
@@ -193,39 +202,23 @@ class RecordSinks:
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
-        """Yield each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
+        """Yield each partition in a batch, with the mask of its records.
 
-        A batch of rows that Spark SQL has computed can have rows of all partitions that its task
-        reads.
+        If the batch has only one partition, there is no mask. A batch of rows that Spark SQL has
+        computed can have rows of all partitions that its task reads.
         """
         for source, partition, mask in sources_of(batch):
             yield (self.topics[source], partition), mask
 
     def collect(self, batch: pa.RecordBatch, results: PartitionResults) -> RecordOutcome:
-        """Add the output records of one partition's records to `results`, and return the outcomes of the records."""
+        """Add the output records of a partition's records to `results`. Return their outcomes."""
         count = batch.num_rows
         applied = np.zeros(count, bool)
         for sink in self.sinks:
             passed = boolean_mask(batch.column(sink.passed))
             applied |= passed
             if passed.any():
-                names = [
-                    name
-                    for name in batch.schema.names
-                    if name in (sink.key, sink.value, *_OF_EVERY_RECORD)
-                ]
-                chosen = batch.select(names).filter(pa.array(passed))
-                columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
-                columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
-                # Appended rows have no key. Their positions tell whether a
-                # repeated batch has written them.
-                if sink.appends:
-                    columns |= results.row_places(sink, chosen, self.topics)
-                records = pa.table(columns)
-                # As in Kafka Streams, an output record keeps the headers of the record from which
-                # it was made. A table's row has no headers.
-                if sink.table is None:
-                    records = with_headers(records, headers_of_records(chosen))
+                records = self._output_records(sink, batch, passed, results)
                 results.outputs.setdefault(sink.topic, []).append(records)
         for_operators = np.zeros(count, np.int64)
         for name, needed in self.passes:
@@ -233,19 +226,49 @@ class RecordSinks:
             if needed is not None:
                 passed = passed & boolean_mask(batch.column(needed).is_valid())
             for_operators += passed
-        records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        failed = self._reject_failures(batch, records, results)
-        return RecordOutcome(records, applied, for_operators, *failed)
+        offsets = None
+        if "_offset" in batch.schema.names:
+            offsets = batch.column("_offset").to_numpy()
+        rejected, skipped = self._reject_failures(batch, offsets, results)
+        return RecordOutcome(offsets, applied, for_operators, rejected, skipped)
+
+    def _output_records(
+        self,
+        sink: Sink,
+        batch: pa.RecordBatch,
+        passed: Mask,
+        results: PartitionResults,
+    ) -> pa.Table:
+        """Return the output records of the records that reach a sink."""
+        wanted = (sink.key, sink.value, *_OF_EVERY_RECORD)
+        names = [name for name in batch.schema.names if name in wanted]
+        chosen = batch.select(names).filter(pa.array(passed))
+        columns = {
+            "key": chosen.column(sink.key),
+            "value": chosen.column(sink.value),
+            "timestamp": chosen.column("_time"),
+        }
+        columns |= _position(chosen)
+        # Appended rows have no key. Their positions tell whether a repeated batch has written them.
+        if sink.appends:
+            columns |= results.row_places(sink, chosen, self.topics)
+        records = pa.table(columns)
+        # As in Kafka Streams, an output record keeps the headers of the record from which it was
+        # made. A table's row has no headers.
+        if sink.table is None:
+            records = with_headers(records, headers_of_records(chosen))
+        return records
 
     def _reject_failures(
         self,
         batch: pa.RecordBatch,
-        records: Integers | None,
+        offsets: Integers | None,
         results: PartitionResults,
     ) -> tuple[Mask, Mask]:
-        """Masks of the rows that a step rejected or skipped.
+        """Return masks of the rows that a step rejected, and of those that it skipped.
 
-        Only the first failure of a record makes a dead letter.
+        Only the first failure of a record makes a dead letter. `offsets` are those of the rows'
+        records, or None if each record has one row.
         """
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, RejectedRecord] = {}
@@ -263,44 +286,44 @@ class RecordSinks:
                 rejected |= failed
             # Count a record once, even if other steps have turned it into several rows. The first
             # rows may belong to the last record of the previous batch, which has been counted.
-            if records is not None:
-                last, of_rows = results.rejected.get(failure.column, -1), records[rows]
-                rows = rows[np.diff(of_rows, prepend=last) != 0]
+            if offsets is not None:
+                last_offset = results.rejected.get(failure.column, -1)
+                failed_offsets = offsets[rows]
+                rows = rows[np.diff(failed_offsets, prepend=last_offset) != 0]
                 # The next batch of this task may begin with more rows of the last record, so its
                 # offset is kept.
-                results.rejected[failure.column] = int(of_rows[-1])
+                results.rejected[failure.column] = int(failed_offsets[-1])
             results.counts[f"failed/{step.name}"] += len(rows)
-            for row in rows.tolist() if step.on_error == "dead_letter" else ():
-                record = row if records is None else int(records[row])
+            if step.on_error != "dead_letter":
+                continue
+            for row in rows.tolist():
+                record = row if offsets is None else int(offsets[row])
                 # The record may have become a dead letter already, with its rows in the previous
                 # batch.
-                if record != results.last_dead_letter:
-                    dead_letters.setdefault(
-                        record,
-                        RejectedRecord(row, "processing", error[row].as_py(), step.title, step.at),
+                if record != results.last_dead_letter and record not in dead_letters:
+                    dead_letters[record] = RejectedRecord(
+                        row, "processing", error[row].as_py(), step.title, step.at
                     )
         if dead_letters:
-            in_order = [rejected_record for _, rejected_record in sorted(dead_letters.items())]
+            in_order = [dead_letters[record] for record in sorted(dead_letters)]
             table = pa.Table.from_batches([dead_letter_records(_records_as_read(batch), in_order)])
             results.outputs.setdefault(self.dead_letters, []).append(table)
-            if records is not None:
+            if offsets is not None:
                 results.last_dead_letter = max(dead_letters)
         return rejected, skipped
 
-    def add_side_outputs(self, part: Partition, results: PartitionResults, now: int) -> None:
+    def add_side_outputs(self, partition: Partition, results: PartitionResults, now: int) -> None:
         """Add one partition's output records, counts and stream times to the side outputs."""
-        topic, partition = part
-        name = part_name("part", topic, partition)
+        topic, number = partition
+        name = part_name("part", topic, number)
         # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
-            results.counts.update(
-                self.side_outputs.add_records(output, name, concatenate_records(tables))
-            )
-        times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_stats_of_reading(
-            name, BatchStats(dict(results.counts), times, f"{topic}-{partition}")
-        )
+            records = concatenate_records(tables)
+            results.counts.update(self.side_outputs.add_records(output, name, records))
+        times = results.times | {f"{SEEN}/{topic}/{number}": now}
+        stats = BatchStats(dict(results.counts), times, f"{topic}-{number}")
+        self.side_outputs.add_stats_of_reading(name, stats)
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -313,7 +336,7 @@ def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def columns_of_records(job: Job) -> dict[str, str]:
-    """Column → its SQL, for the columns by which records are counted and sent to topics."""
+    """Return the columns by which records are counted and sent to topics, with their SQL."""
     names = ["_source", "_partition", "_time"]
     if "_offset" in job.metadata:
         names.append("_offset")
@@ -348,20 +371,23 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
     """Return the error that ends the run when a step with `on_error="fail"` fails."""
+    topic = batch.column("_topic")[row].as_py()
     partition = batch.column("_partition")[row].as_py()
     offset = batch.column("_offset")[row].as_py()
-    position = f"partition {partition}, offset {offset}"
+    error = batch.column(failure.column)[row].as_py()
     return RecordFailed(
-        f"{failure.step} failed for the record of {batch.column('_topic')[row].as_py()}, "
-        f"{position}: {batch.column(failure.column)[row].as_py()}",
-        next_step='Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".',
+        f"{failure.step} failed for the record of {topic}, partition {partition}, offset {offset}: "
+        f"{error}",
+        next_step=(
+            'Correct the step or the topic, or set the step\'s on_error to "dead_letter" or "skip".'
+        ),
     )
 
 
 def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
-    """Yield each source and partition in a batch, with the mask of its records; without a mask if there is only one.
+    """Yield each source and partition in a batch that is not empty, with the mask of its records.
 
-    The batch has records.
+    If the batch has only one partition, there is no mask.
     """
     sources = batch.column("_source").to_numpy()
     partitions = batch.column("_partition").to_numpy()

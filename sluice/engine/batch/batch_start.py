@@ -1,4 +1,4 @@
-"""What tasks must know about their batch: its number, its clock, its records, and the stream times at its start.
+"""What tasks must know about their batch when it starts, such as its number and stream times.
 
 The driver puts the start into Spark's local properties, which Spark sends with every task of the
 thread that starts the query. The hosts therefore need not share a file.
@@ -43,8 +43,8 @@ class BatchStart(msgspec.Struct, frozen=True):
     ranges: Sequence[Range] = ()
     """The records that the batch reads from Kafka, sorted by topic and partition."""
     stage_times: Mapping[str, int] = {}
-    """The other stream times, from which the stages continue. Empty while the stages of the batch
-    before still run."""
+    """The other stream times, from which the stages continue. Empty while the previous batch's
+    stages are still running."""
 
     @classmethod
     def of(
@@ -57,7 +57,7 @@ class BatchStart(msgspec.Struct, frozen=True):
     ) -> Self:
         """Return the start of a batch with these stream times.
 
-        `read_clocks`: see `Job.read_clocks`.
+        For `read_clocks`, see `Job.read_clocks`.
         """
         read_times, stage_times = split_times(times, read_clocks)
         return cls(number, begun, read_times, ranges, stage_times)
@@ -75,26 +75,32 @@ class BatchStart(msgspec.Struct, frozen=True):
 def _for_readers(start: BatchStart) -> BatchStart:
     """Return what the tasks that read the records use of a start.
 
-    They also have the times up to which operators' windows are closed, which the stages find.
+    A start also has the times up to which operators' windows are closed, which the stages find.
     Without an idle timeout, such a time increases to the stream time of the partition that is
-    furthest behind. So no task that reads needs to know of the increase, because it knows its
+    furthest behind. A task that reads need not know of the increase, because it knows its
     partition's own stream time. With an idle timeout, no task reads ahead.
     """
-    closed = f"{CLOSED}/"
-    times = {name: time for name, time in start.read_times.items() if not name.startswith(closed)}
+    times: dict[str, int] = {}
+    for name, time in start.read_times.items():
+        if not name.startswith(f"{CLOSED}/"):
+            times[name] = time
     return msgspec.structs.replace(start, read_times=times, stage_times={})
 
 
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks that this thread has Spark run from now on."""
-    spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
+    content = compress(msgspec.json.encode(start), 1)
+    spark.setLocalProperty(_START, b64encode(content).decode())
     # If the path of a file is set, `this_batch` reads the start from this file. An earlier query of
     # this thread may have set a path, so it is cleared.
     spark.setLocalProperty(_FILE, "")
 
 
 def tell_tasks_by_file(spark: SparkContext, file: Path) -> None:
-    """Let tasks read the start of each batch from a file on this host: for a query that runs over several batches."""
+    """Let tasks read the start of each batch from a file on this host.
+
+    A query that runs over several batches needs this.
+    """
     spark.setLocalProperty(_FILE, str(file))
 
 
@@ -105,10 +111,7 @@ def write_start(file: Path, start: BatchStart) -> None:
 
 @contextmanager
 def batch_context(start: BatchStart) -> Iterator[None]:
-    """Within the block, this thread runs tasks of a batch without Spark.
-
-    `this_batch` returns `start`.
-    """
+    """Let this thread run tasks of a batch without Spark: `this_batch` is `start` in the block."""
     token = _HERE.set(start)
     try:
         yield
@@ -118,24 +121,23 @@ def batch_context(start: BatchStart) -> Iterator[None]:
 
 def this_batch() -> BatchStart:
     """Return the start of this task's batch."""
-    if (here := _HERE.get()) is not None:
+    here = _HERE.get()
+    if here is not None:
         return here
     # PySpark is imported only here, because a batch without Spark must not wait for this import.
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
-    if file := context.getLocalProperty(_FILE):
+    file = context.getLocalProperty(_FILE)
+    if file:
         return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
     return _decode_start(context.getLocalProperty(_START) or "")
 
 
 @contextmanager
 def worker_context(worker: int) -> Iterator[None]:
-    """Within the block, this thread runs a worker's task without Spark.
-
-    `this_worker` returns `worker`.
-    """
+    """Let this thread run a worker's task without Spark: `this_worker` is `worker` in the block."""
     token = _WORKER.set(worker)
     try:
         yield

@@ -55,7 +55,7 @@ _LEFT_OUT_BYTES = 200
 
 @dataclass(frozen=True)
 class RejectedRecord:
-    """A record that a task rejects: its row in the task's batch, the code of the reason, and the details."""
+    """A record that a task rejects: its row in the task's batch, the reason, and the details."""
 
     row: int
     reason: str
@@ -67,7 +67,10 @@ class RejectedRecord:
 
 
 def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
-    """Return the dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
+    """Return the dead letters of rejected records.
+
+    They have the original keys, values and headers, with Sluice's headers at the end.
+    """
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
     # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
@@ -149,10 +152,10 @@ def dead_letters_of_steps(
             partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            key, value = (
-                _encoded(row["key"]),
-                _encoded(None if rejected.value is None else plain_json(rejected.value)),
-            )
+            key = _encoded(row["key"])
+            value = None
+            if rejected.value is not None:
+                value = plain_json(rejected.value).encode()
             headers: list[Header] = []
             for name, text in _step_headers(step, place, row, rejected):
                 headers.append(header(f"sluice.{name}", text))
@@ -164,18 +167,21 @@ def dead_letters_of_steps(
 def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
     """Return the dead letters of steps as records.
 
-    The headers of the rejected record come first, then Sluice's headers.
-
-    Only the first `MOST_READ` dead letters get the rejected record's headers, because each of these
-    records is read from Kafka again.
+    The headers of the rejected record come first, then Sluice's headers. Only the first `MOST_READ`
+    dead letters get the rejected record's headers, because each of these records is read from Kafka
+    again.
     """
     places = [dead_letter.place for dead_letter in dead_letters if dead_letter.place is not None]
-    # Of a row on which a step after an operator has failed, only its record's place is known. So
-    # the record's headers are read from Kafka again.
-    headers_of_records = headers_at(places[:MOST_READ]) if places else {}
+    headers_of_records: Mapping[Place, Sequence[Header]] = {}
+    if places:
+        # If a step after an operator has failed on a row, only the place of the row's record is
+        # known, so the record's headers are read from Kafka again.
+        headers_of_records = headers_at(places[:MOST_READ])
     rows = []
     for dead_letter in dead_letters:
-        own = () if dead_letter.place is None else headers_of_records.get(dead_letter.place, ())
+        own: Sequence[Header] = ()
+        if dead_letter.place is not None:
+            own = headers_of_records.get(dead_letter.place, ())
         headers = [*escape_headers(own), *dead_letter.headers]
         rows.append({"key": dead_letter.key, "value": dead_letter.value, "headers": headers})
     return pa.Table.from_pylist(rows, DEAD_LETTER)
@@ -183,7 +189,7 @@ def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: Head
 
 @dataclass(frozen=True)
 class RejectedOutput:
-    """Output records of a batch that cannot be written: their number per topic, and their dead letters."""
+    """Output records that cannot be written: their number per topic, and their dead letters."""
 
     dead_letters: list[pa.Table] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -195,9 +201,7 @@ class RejectedOutput:
         errors: Mapping[int, str],
         reason: str,
     ) -> pa.Array:
-        """Add the records that a sink cannot write.
-
-        Returns a mask that is true for the other records.
+        """Add the records that a sink cannot write. Return a mask of the other records.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
         row to its error.
@@ -208,12 +212,8 @@ class RejectedOutput:
         # trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
-            self._add_dead_letters(
-                sink,
-                records.take(pa.array(list(errors))),
-                errors.values(),
-                reason,
-            )
+            rejected = records.take(pa.array(list(errors)))
+            self._add_dead_letters(sink, rejected, errors.values(), reason)
         return pa.array(is_fine)
 
     def _add_dead_letters(
@@ -261,7 +261,9 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
         # record.
         for part in ("value", "headers", "key"):
             if size > limit:
-                rest = _headers_of_sluice(row["headers"]) if part == "headers" else None
+                rest = None
+                if part == "headers":
+                    rest = _headers_of_sluice(row["headers"])
                 bytes_left_out = size_of_part(row[part]) - size_of_part(rest)
                 row[part] = rest
                 size -= bytes_left_out
@@ -337,7 +339,7 @@ def _step_headers(
     row: RejectedRow,
     rejected: Rejected,
 ) -> Iterator[tuple[str, str]]:
-    """Names and texts of the headers of a step's dead letter."""
+    """Yield the names and texts of the headers of a step's dead letter."""
     yield "reason", rejected.reason
     yield "detail", rejected.detail
     yield "step", step.title
@@ -347,7 +349,10 @@ def _step_headers(
     if rejected.timer is not None:
         yield "timer", rejected.timer
     if place is not None:
-        yield from zip(("topic", "partition", "offset"), map(str, place), strict=True)
+        topic, partition, offset = place
+        yield "topic", topic
+        yield "partition", str(partition)
+        yield "offset", str(offset)
     if row.get("time") is not None:
         yield "timestamp", iso_time(row["time"])
     if row["window_start"] not in (None, NO_WINDOW):

@@ -31,8 +31,7 @@ def combined(
     A record batch of this size is not copied.
     """
     for gathered_batches in gathered(batches, most_rows, most_bytes):
-        yield (
-            gathered_batches[0]
-            if len(gathered_batches) == 1
-            else pa.concat_batches(gathered_batches)
-        )
+        if len(gathered_batches) == 1:
+            yield gathered_batches[0]
+        else:
+            yield pa.concat_batches(gathered_batches)

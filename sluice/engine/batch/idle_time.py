@@ -1,12 +1,13 @@
-"""Stream time that goes on by the clock while no records come, if the pipeline has `advance_when_idle`.
+"""Stream time that advances with the clock while no records come.
 
-When the topics of an operator have had no new records for `advance_when_idle`, the operator's
-stream time goes on as fast as the clock. From then on, stream time is the largest event time so
-far, plus the time since the last record was read, minus `advance_when_idle`.
+A pipeline needs `advance_when_idle` for this. When the topics of an operator have had no new
+records for `advance_when_idle`, the operator's stream time advances as fast as the clock. From then
+on, stream time is the largest event time so far, plus the time since the last record was read,
+minus `advance_when_idle`.
 
-Stream time goes on only in batches without records. A run begins such batches after it has read all
-records, so that unread records cannot become late. Stream time goes on only for operators that hold
-back results, and only once such a result is due.
+Stream time advances in this way only in batches without records. A run begins such batches after it
+has read all records, so that unread records cannot become late. Stream time advances only for
+operators that hold back results, and only once such a result is due.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sluice.plan.operator_parameters import Process
 
 @dataclass(frozen=True)
 class IdleTime:
-    """How stream time goes on without records after a batch."""
+    """How stream time advances without records after a batch."""
 
     job: Job
     times: Mapping[str, int]
@@ -34,23 +35,24 @@ class IdleTime:
     def next_batch(self) -> int | None:
         """The earliest time at which a batch without records has something to do, epoch ms.
 
-        Such a batch fires wall-clock timers, or sends results because stream time has gone on. None
-        if there is neither a timer nor a result that waits.
+        Such a batch fires wall-clock timers, or sends results because stream time has advanced.
+        None if there is neither a timer nor a waiting result.
         """
-        begins = [
-            self._reached_at(operator)
-            for operator in self._waiting
-            if not self._follows_waiting(operator)
-        ]
+        begins: list[int] = []
+        for operator in self._waiting:
+            if not self._follows_waiting(operator):
+                begins.append(self._reached_at(operator))
         timer = earliest_timer(self.times)
-        return min([*begins, *([] if timer is None else [timer])], default=None)
+        if timer is not None:
+            begins.append(timer)
+        return min(begins, default=None)
 
     def has_results(self, now: int) -> bool:
-        """Return whether a result is due at the clock's time `now`, because stream time has gone on."""
-        return any(True for _ in self._due(now))
+        """Return whether a result is due at time `now`, because stream time has advanced."""
+        return next(self._due(now), None) is not None
 
     def at(self, now: int) -> dict[str, int]:
-        """Return the stream times of a batch without records that begins at the clock's time `now`."""
+        """Return the stream times of a batch without records that begins at time `now`."""
         times = dict(self.times)
         for operator in self._due(now):
             name = f"{CLOSED}/{operator.clock}"
@@ -69,10 +71,11 @@ class IdleTime:
         """The operators that hold back results, and have had a record."""
         if self.job.pipeline.advance_when_idle_ms is None:
             return ()
-        waiting = [
-            operator for operator in self.job.operators if operator.name in self._due_of_operators
-        ]
-        return tuple(operator for operator in waiting if self._latest(operator) > BEFORE_ALL)
+        waiting: list[PlannedOperator] = []
+        for operator in self.job.operators:
+            if operator.name in self._due_of_operators and self._latest(operator) > BEFORE_ALL:
+                waiting.append(operator)
+        return tuple(waiting)
 
     @cached_property
     def _due_of_operators(self) -> dict[str, int]:
@@ -87,10 +90,10 @@ class IdleTime:
     def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
         """Return whether an upstream operator holds back results.
 
-        If stream time went on for this operator first, the results that the upstream operator holds
-        back could become late. A processor holds back only the results of its timers. They have the
-        timer's time, so the results of a timer that is not due yet cannot become late. A processor
-        therefore counts only if one of its timers is due at `now`.
+        If stream time advanced for this operator first, the results that the upstream operator
+        holds back could become late. A processor holds back only the results of its timers. They
+        have the timer's time, so the results of a timer that is not due yet cannot become late. A
+        processor therefore counts only if one of its timers is due at `now`.
         """
         before = self._before(operator)
         for other in self._waiting:
@@ -102,12 +105,14 @@ class IdleTime:
 
     def _before(self, operator: PlannedOperator) -> set[int]:
         """Return the numbers of all operators whose results may reach an operator."""
-        by_number = {each.number: each for each in self.job.operators}
+        by_number = {planned.number: planned for planned in self.job.operators}
         before: set[int] = set()
         waiting = [operator.number]
         while waiting:
             current = by_number[waiting.pop()]
-            inputs = {number for edge in current.edges for number in edge.results_of}
+            inputs: set[int] = set()
+            for edge in current.edges:
+                inputs.update(edge.results_of)
             if current.chained_to is not None:
                 inputs.add(current.chained_to)
             waiting += inputs - before
@@ -115,7 +120,7 @@ class IdleTime:
         return before
 
     def _reached_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which the operator's stream time reaches the earliest result."""
+        """Return the clock's time at which stream time reaches the operator's earliest result."""
         ahead = self._due_of_operators[operator.name] - self._latest(operator)
         return self._goes_on_at(operator) + max(ahead, 0)
 
@@ -123,7 +128,7 @@ class IdleTime:
         return self._latest(operator) + now - self._goes_on_at(operator)
 
     def _goes_on_at(self, operator: PlannedOperator) -> int:
-        """Return the clock's time at which the operator's topics have been silent for long enough."""
+        """Return the clock's time at which the topics have been silent for long enough."""
         silence_ms = self.job.pipeline.advance_when_idle_ms
         assert silence_ms is not None
         return self._largest(SEEN, operator) + silence_ms

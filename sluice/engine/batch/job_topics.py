@@ -1,4 +1,4 @@
-"""Creates topics, reads their partitions and limits, and converts Kafka's errors to EngineErrors."""
+"""Creates topics, reads their partitions and limits, and turns Kafka's errors into EngineErrors."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        if (denied := denial(kafka, error)) is not None:
+        denied = denial(kafka, error)
+        if denied is not None:
             raise denied from error
         reason = error.args[0].str()
         raise EngineError(
             f"{action}{at(kafka, reason)}: {sentence(reason)}",
             next_step=next_step_for(reason),
         ) from error
-    except TimeoutError as error:  # raised by a future of the admin client
+    except TimeoutError as error:
+        # A future of the admin client has raised it.
         raise EngineError(
             f"{action}{at(kafka)}: no answer in time.",
             next_step=next_step_for(""),
@@ -61,7 +63,10 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def at(kafka: Mapping[str, str], reason: str = "") -> str:
-    """Return the configured address of the brokers, for a message; empty if `reason` contains the address."""
+    """Return the brokers' configured address, for a message.
+
+    Return an empty text if `reason` contains the address.
+    """
     address = kafka.get("bootstrap.servers", "an unset address")
     return "" if address in reason else f", Kafka at {address}"
 
@@ -70,25 +75,23 @@ def next_step_for(reason: str) -> str:
     """Return what to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
     if "size too large" in reason:
         return (
-            "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "
-            'write smaller records, or turn such records into dead letters: to(topic, on_error="dead_letter"). If no '
-            'output has on_error="fail", a dead letter is too large: raise max.message.bytes of the pipeline\'s topic '
-            "for dead letters."
+            "Nothing from the batch was published. Raise max.message.bytes of the output's topic, "
+            "let the pipeline write smaller records, or turn such records into dead letters: "
+            'to(topic, on_error="dead_letter"). If no output has on_error="fail", a dead letter is '
+            "too large: raise max.message.bytes of the pipeline's topic for dead letters."
         )
     if "Invalid timestamp" in reason or "failed to validate record" in reason:
         return (
-            "Nothing from the batch was published. Compare the output's keys and timestamps with the topic's "
-            "cleanup.policy, message.timestamp.before.max.ms and message.timestamp.after.max.ms, or turn such records "
-            'into dead letters: to(topic, on_error="dead_letter").'
+            "Nothing from the batch was published. Compare the output's keys and timestamps with "
+            "the topic's cleanup.policy, message.timestamp.before.max.ms and "
+            "message.timestamp.after.max.ms, or turn such records into dead letters: "
+            'to(topic, on_error="dead_letter").'
         )
     return "Check that the broker is running and reachable."
 
 
 def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicLimits]:
-    """Topic → its limits.
-
-    If access to a topic's settings is denied, Kafka's defaults are assumed.
-    """
+    """Return each topic's limits, or Kafka's defaults if access to a topic's settings is denied."""
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, TopicLimits())
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in limits]
@@ -112,11 +115,13 @@ def _limits(settings: Mapping[str, str]) -> TopicLimits:
     either = settings.get("message.timestamp.difference.max.ms", str(_ANY_TIME))
     before_ms = int(settings.get("message.timestamp.before.max.ms", either))
     after_ms = int(settings.get("message.timestamp.after.max.ms", either))
+    if is_stamped:
+        before_ms = after_ms = _ANY_TIME
     return TopicLimits(
         size=int(settings["max.message.bytes"]),
         needs_key="compact" in settings.get("cleanup.policy", ""),
-        before_ms=_ANY_TIME if is_stamped else before_ms,
-        after_ms=_ANY_TIME if is_stamped else after_ms,
+        before_ms=before_ms,
+        after_ms=after_ms,
     )
 
 
@@ -125,7 +130,7 @@ def ensure_topics(
     wanted: Mapping[str, int],
     settings: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Create missing topics with the `wanted` number of partitions, and with their `settings`, if any."""
+    """Create missing topics with the `wanted` number of partitions, and with their `settings`."""
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
         existing = described_topics(admin, wanted, TIMEOUT_S)

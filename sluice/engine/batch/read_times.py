@@ -36,7 +36,7 @@ class ReadTimes:
         return self._accumulator.add
 
     def forget(self) -> None:
-        """Forget the times of the batch before."""
+        """Forget the previous batch's times."""
         self._accumulator.value = {}
 
     @property

@@ -33,7 +33,9 @@ Texts: TypeAlias = pa.Array | pa.ChunkedArray
 
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
     """Return each record's headers; None if the job needs no headers."""
-    return batch.column(RAW) if RAW in batch.schema.names else None
+    if RAW not in batch.schema.names:
+        return None
+    return batch.column(RAW)
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:
@@ -91,7 +93,7 @@ def concatenate_records(tables: list[pa.Table]) -> pa.Table:
 
 
 def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
-    """Return each record's headers and the headers in `more`, which replace headers of the same name."""
+    """Return each record's headers, and those in `more`, which replace headers of the same name."""
     if headers is None:
         return more
     lists = []

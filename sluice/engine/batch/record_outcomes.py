@@ -1,10 +1,10 @@
 """Decides what becomes of each record: it is applied if it has any effect, else it has one outcome.
 
 The task that reads a record knows the outcome of most records. But only the task of an operator
-knows whether the operator uses a record, which may be late for a session, or repeat an id. So if
-nothing but rows for operators comes of a record, the record counts as applied at first, and each of
-these rows has a number, `undecided`: how many such rows the record has, and the record's outcome if
-no operator uses any of them. An operator reports the rows that it passes over. If such a row is its
+knows whether the operator uses a record, which may be late for a session, or repeat an id. If a
+record only gives rows for operators, it therefore counts as applied at first. Each of these rows
+has a number, `undecided`: how many such rows the record has, and the record's outcome if no
+operator uses any of them. An operator reports the rows that it passes over. If such a row is its
 record's only row, the operator's task corrects the counts. Otherwise, the driver corrects them, if
 all rows of the record were passed over, perhaps by operators of different workers.
 """
@@ -93,13 +93,7 @@ class RecordOutcome:
         """Return each row's outcome if operators use what they get, and its number `undecided`."""
         masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
         dropped = [PASSED_OVER[reason] for reason in self.dropped]
-        outcomes = [
-            Outcome.APPLIED,
-            Outcome.LATE,
-            *dropped,
-            Outcome.REJECTED,
-            Outcome.SKIPPED,
-        ]
+        outcomes = [Outcome.APPLIED, Outcome.LATE, *dropped, Outcome.REJECTED, Outcome.SKIPPED]
         otherwise = np.select(masks, outcomes, default=Outcome.FILTERED)
         outcome = np.where(self.for_operators > 0, Outcome.APPLIED, otherwise)
         return outcome, self._undecided(otherwise)
@@ -143,8 +137,8 @@ class PassedOver:
             self._reports.append(pa.RecordBatch.from_pydict(report, UNDECIDED))
 
     def _correct(self, origins: Integers, outcomes: Integers) -> None:
-        for part, counts in corrections(origins, outcomes).items():
-            self.corrections.setdefault(part, Counter()).update(counts)
+        for partition, counts in corrections(origins, outcomes).items():
+            self.corrections.setdefault(partition, Counter()).update(counts)
 
     def reports(self) -> pa.Table:
         """Return the reports for the driver, with the columns of `UNDECIDED`."""
@@ -156,21 +150,21 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 
     The records with these origins were counted as applied, but have these outcomes.
     """
-    by_part: dict[tuple[int, int], Counter[str]] = {}
+    by_partition: dict[tuple[int, int], Counter[str]] = {}
     # All records of a partition with the same outcome get the same number.
     numbers, counts = np.unique((origins >> OFFSET_BITS) * _SCALE + outcomes, return_counts=True)
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        part = partition_of((number // _SCALE) << OFFSET_BITS)
-        of_part = by_part.setdefault(part, Counter())
-        of_part[Outcome.APPLIED.count] -= count
-        of_part[Outcome(number % _SCALE).count] += count
-    return by_part
+        partition = partition_of((number // _SCALE) << OFFSET_BITS)
+        of_partition = by_partition.setdefault(partition, Counter())
+        of_partition[Outcome.APPLIED.count] -= count
+        of_partition[Outcome(number % _SCALE).count] += count
+    return by_partition
 
 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
     """Return what to add to the counts of a batch, given the reports of all its stages.
 
-    `topics`: source number → topic.
+    `topics` are by the numbers of their sources.
     """
     table = pa.concat_tables([UNDECIDED.empty_table(), *reports])
     origins = np.asarray(table.column("origin"))
@@ -183,7 +177,8 @@ def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> 
     unused: Indices = np.flatnonzero(is_unused)
     counts: Counter[str] = Counter()
     by_partition: dict[str, dict[str, int]] = {}
-    for (source, partition), of_part in corrections(records[unused], outcomes[unused]).items():
-        counts.update(of_part)
-        by_partition[f"{topics[source]}-{partition}"] = dict(of_part)
+    of_partitions = corrections(records[unused], outcomes[unused])
+    for (source, partition), of_partition in of_partitions.items():
+        counts.update(of_partition)
+        by_partition[f"{topics[source]}-{partition}"] = dict(of_partition)
     return BatchStats(dict(counts), by_partition=by_partition)

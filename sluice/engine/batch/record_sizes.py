@@ -1,4 +1,4 @@
-"""The sizes of output records, as upper bounds of the bytes that Kafka counts before compression."""
+"""The sizes of output records: upper bounds of the bytes that Kafka counts before compression."""
 
 from __future__ import annotations
 

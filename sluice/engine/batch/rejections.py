@@ -1,4 +1,4 @@
-"""Rejections: records, rows and timers for which a step has failed, and the errors that end a run instead.
+"""Rejections of records, rows and timers for which a step failed, and errors that end the run.
 
 `dead_letters` says how a rejection becomes a dead letter.
 """
@@ -49,42 +49,49 @@ def describe_error(error: BaseException) -> str:
         return str(error)
     # An author's exception may raise an error of its own when it is turned into text. `error_text`
     # returns a text even for such an exception.
-    text = error_text(error)
-    text = " ".join(f"{type(error).__name__}: {text}".split()) if text else type(error).__name__
-    return text[:LONGEST_DETAIL]
+    name, text = type(error).__name__, error_text(error)
+    if not text:
+        return name[:LONGEST_DETAIL]
+    return " ".join(f"{name}: {text}".split())[:LONGEST_DETAIL]
 
 
 def step_error(step: str, key: str | None, detail: str, timer: str = "") -> RecordFailed:
-    """Return the error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
+    """Return the error that ends the run when a step with `on_error="fail"` fails."""
     return RecordFailed(
         f"{step} failed for {subject_of(key, timer)}: {detail}.",
-        next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
-        'without such records: on_error="dead_letter".',
+        next_step=(
+            "Nothing from the batch was published. Correct the step and run again, or let the run "
+            'continue without such records: on_error="dead_letter".'
+        ),
     )
 
 
-def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
-    """Return the error that ends the run when an author's function raises an error that is not a record's fault.
+def run_ending_error(caller: str, error: BaseException, subject: str) -> RecordFailed:
+    """Return the error that ends the run when an author's function fails through no record's fault.
 
-    `where` names the step, or another place that calls the function; `subject` names the record or
+    `caller` names the step, or another place that calls the function; `subject` names the record or
     timer.
     """
     *_, innermost = traceback.extract_tb(error.__traceback__)
     place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"
+    if isinstance(error, MemoryError):
+        advice = "Use less memory in the function, or give the machine more, and run again."
+    else:
+        advice = (
+            "This exception ends the run, because it is no error of a record. Correct the "
+            "function, and run again."
+        )
     return RecordFailed(
-        f"{where} failed for {subject}: {describe_error(error)} ({place}).",
-        next_step="Nothing from the batch was published. "
-        + (
-            "Use less memory in the function, or give the machine more, and run again."
-            if isinstance(error, MemoryError)
-            else "This exception ends the run, because it is no error of a record. Correct the function, and run again."
-        ),
+        f"{caller} failed for {subject}: {describe_error(error)} ({place}).",
+        next_step=f"Nothing from the batch was published. {advice}",
     )
 
 
 def subject_of(key: str | None, timer: str = "") -> str:
     """Return the record or timer for which a step was called, for a message."""
-    return f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
+    if timer:
+        return f"timer {timer!r} of key {key!r}"
+    return f"key {key!r}"
 
 
 RejectedRow = Mapping[str, Any]
@@ -102,7 +109,7 @@ def rejected_rows(collected: Collected) -> list[RejectedRow]:
 
 
 def rejection_sql(node: int, error: str, value: str) -> str:
-    """SQL for the JSON of a `Rejected`.
+    """Return SQL for the JSON of a `Rejected`.
 
     `error` and `value` are SQL for the message and for the value's JSON.
     """

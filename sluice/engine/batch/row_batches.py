@@ -44,11 +44,11 @@ class RowBatchWriter:
     to_all: bool = False
     """Whether every row goes to every worker."""
     copied: frozenset[tuple[int, int]] = frozenset()
-    """Target and side of the rows of which every worker gets a copy."""
+    """Targets and sides. Every worker gets a copy of the rows for them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = (part for batch in batches for part in _parts(batch))
-        yield from map(self._row_batches, gathered(parts, _MOST_ROWS, _MOST_BYTES))
+        for gathered_slices in gathered(_slices(batches), _MOST_ROWS, _MOST_BYTES):
+            yield self._row_batches(gathered_slices)
         # The rows are all made now, so the task's side outputs are complete.
         yield from packed_side_outputs(self.side_outputs, self.workers)
 
@@ -56,20 +56,21 @@ class RowBatchWriter:
         table = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
         rows = table.drop_columns(["worker"])
         row_batches: dict[int, bytes] = {}
+        copied = self._copied_rows(table)
         if self.to_all:
             row_batches = dict.fromkeys(range(self.workers), pack_table(rows))
-        elif (copied := self._copied_rows(table)).any():
+        elif copied.any():
             owners = self._owners(table)
             for worker in range(self.workers):
-                row_batches[worker] = pack_table(rows.filter(pa.array((owners == worker) | copied)))
+                is_for_worker = pa.array((owners == worker) | copied)
+                row_batches[worker] = pack_table(rows.filter(is_for_worker))
         else:
             # The rows are sorted once, because a filter for each worker would read all rows.
             owners = self._owners(table)
             order = stable_order(owners)
             indices = pa.array(order)
-            rows = pa.Table.from_arrays(
-                [taken(column, indices) for column in rows.columns], schema=rows.schema
-            )
+            columns = [taken(column, indices) for column in rows.columns]
+            rows = pa.Table.from_arrays(columns, schema=rows.schema)
             workers, begins = np.unique(owners[order], return_index=True)
             ends = [*begins[1:].tolist(), len(order)]
             for worker, begin, end in zip(workers.tolist(), begins.tolist(), ends, strict=True):
@@ -77,13 +78,14 @@ class RowBatchWriter:
         return _batch([*row_batches], [*row_batches.values()], [None] * len(row_batches))
 
     def _copied_rows(self, table: pa.Table) -> Mask:
-        """Mask of the rows to copy for every worker.
+        """Return the mask of the rows to copy for every worker.
 
         Leaves out rows on their way to a later stage: they were copied before an earlier stage.
         """
         copied = np.zeros(table.num_rows, bool)
-        if self.copied:
-            targets, sides = (table.column(name).to_numpy() for name in ("target", "side"))
+        if self.copied and not self.to_all:
+            targets = table.column("target").to_numpy()
+            sides = table.column("side").to_numpy()
             for target, side in self.copied:
                 copied |= (targets == target) & (sides == side)
             is_new = table.column("worker").is_null()
@@ -99,25 +101,26 @@ class RowBatchWriter:
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
         # A row may name the worker that gets it: a report of stream time goes to every worker, as
         # one row for each.
-        given = table.column("worker")
-        if given.null_count == len(owners):
+        named_workers = table.column("worker")
+        if named_workers.null_count == len(owners):
             return owners
-        return np.asarray(pc.coalesce(given, pa.array(owners)))
+        return np.asarray(pc.coalesce(named_workers, pa.array(owners)))
 
 
 def packed_side_outputs(side_outputs: SideOutputs, workers: int) -> Iterator[pa.RecordBatch]:
-    """Yield a task's side outputs, in the form of row batches. Takes them out of `side_outputs`."""
+    """Take the side outputs out of `side_outputs`, and yield them in the form of row batches."""
     for label, data in side_outputs.take():
         yield _batch([crc32(label.encode()) % workers], [data], [label])
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the batch in slices that are not too large for a row batch."""
-    if batch.num_rows:
-        batch = with_schema(batch)
-        most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
-        for begin in range(0, batch.num_rows, most):
-            yield batch.slice(begin, most)
+def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches in slices that are not too large for a row batch."""
+    for batch in batches:
+        if batch.num_rows:
+            rows = with_schema(batch)
+            most = max(1, rows.num_rows * _MOST_BYTES // max(rows.nbytes, 1))
+            for begin in range(0, rows.num_rows, most):
+                yield rows.slice(begin, most)
 
 
 def _batch(

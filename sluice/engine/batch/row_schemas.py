@@ -61,8 +61,8 @@ REJECTED = 2**31 - 2
 pass it on."""
 
 LAST = 2**62
-"""The `sequence` of results that belong neither to a single record nor to an advance of stream time,
-such as the results of wall-clock timers. These results follow the last row."""
+"""The `sequence` of results that belong neither to a record nor to an advance of stream time, such
+as the results of wall-clock timers. These results follow the last row."""
 
 OFFSET_BITS = 40
 PARTITION_BITS = 13
@@ -75,14 +75,16 @@ STATE_KEY = {"group_id": "INT", "key": "STRING", "window_start": "BIGINT", "wind
 SORT_KEY = ("sequence", "origin", "path")
 """The columns of a row's position, by which the results of operators are sorted."""
 
-RETURNED_ROW = pa.schema([
-    ("group_id", pa.int32()),
-    ("key", pa.string()),
-    ("window_start", pa.int64()),
-    ("window_end", pa.int64()),
-    ("value", pa.string()),
-    *(SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")),
-])  # fmt: skip
+RETURNED_ROW = pa.schema(
+    [
+        ("group_id", pa.int32()),
+        ("key", pa.string()),
+        ("window_start", pa.int64()),
+        ("window_end", pa.int64()),
+        ("value", pa.string()),
+        *[SCHEMA.field(name) for name in (*SORT_KEY, "headers", "time")],
+    ]
+)
 """The schema of the rows that the driver gets: changed state rows, output records, and rejected
 rows."""
 
@@ -129,19 +131,16 @@ def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def taken(column: pa.Array | pa.ChunkedArray, indices: pa.Array) -> pa.Array | pa.ChunkedArray:
-    """Return the column's values at the indices.
-
-    Nulls in a column of nulls, such as the headers in most batches, are made.
-
-    To take them one by one would take longer than to take texts.
-    """
+    """Return the column's values at the indices."""
+    # A column may have only nulls, such as the headers in most batches. To take these one by one
+    # would take longer than to take texts, so new nulls are made.
     if column.null_count == len(column):
         return pa.nulls(len(indices), column.type)
     return column.take(indices)
 
 
 def origins(source: int, partition: int, offsets: Integers) -> Integers:
-    """For each record, one number that consists of source, partition and offset, and sorts like the three together.
+    """Return each record's source, partition and offset as one number that sorts like the three.
 
     Raises OverflowError, with the reason, if a number is too large.
     """
@@ -161,7 +160,7 @@ def partition_of(origin: int) -> tuple[int, int]: ...
 @overload
 def partition_of(origin: Integers) -> tuple[Integers, Integers]: ...
 def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers]:
-    """Source and partition of one origin, or of an array of origins."""
+    """Return the source and the partition of one origin, or of an array of origins."""
     source_and_partition = origin >> OFFSET_BITS
     lowest_bits = (1 << PARTITION_BITS) - 1
     return source_and_partition >> PARTITION_BITS, source_and_partition & lowest_bits
@@ -185,22 +184,28 @@ def sorted_indices(table: pa.Table) -> Indices:
 
     Rows with the same position keep their order.
     """
-    names = [name for name in SORT_KEY if name in table.column_names]
-    order = pc.sort_indices(table, [(name, "ascending") for name in names])
+    sort_keys: list[tuple[str, str]] = []
+    for name in SORT_KEY:
+        if name in table.column_names:
+            sort_keys.append((name, "ascending"))
+    order = pc.sort_indices(table, sort_keys)
     return np.asarray(order).astype(np.intp)
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """Return the columns that form a row's position, each as numbers that sort like the column's values.
+    """Return the columns that form a row's position, as numbers that sort like their values.
 
     The column that matters least for the order comes first, as `np.lexsort` needs it.
     """
-    columns = [table.column(name) for name in SORT_KEY if name in table.column_names]
-    return [ranks(column) for column in reversed(columns)]
+    keys: list[Integers] = []
+    for name in reversed(SORT_KEY):
+        if name in table.column_names:
+            keys.append(ranks(table.column(name)))
+    return keys
 
 
 def position_numbers(table: pa.Table) -> Integers:
-    """For each row, a number that sorts like the row's position.
+    """Return a number for each row that sorts like the row's position.
 
     Equal positions have equal numbers.
     """
@@ -215,7 +220,8 @@ def position_numbers(table: pa.Table) -> Integers:
     # than NumPy to compute it.
     for part in (sequences.copy(), origins >> OFFSET_BITS, offset_of(origins), paths):
         least = part.min()
-        if width := (int(part.max()) - int(least)).bit_length():
+        width = (int(part.max()) - int(least)).bit_length()
+        if width:
             numbers <<= width
             part -= least
             numbers |= part
@@ -233,7 +239,7 @@ def position_numbers(table: pa.Table) -> Integers:
 def stable_order(numbers: Integers) -> Indices:
     """Return the indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
 
-    Like `np.argsort`, which takes ten times as long for numbers of more than 16 bits.
+    `np.argsort` does the same, but takes ten times as long for numbers of more than 16 bits.
     """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     if len(numbers) and numbers.max() >= 1 << 16:
@@ -242,17 +248,15 @@ def stable_order(numbers: Integers) -> Indices:
 
 
 def ranks(column: pa.ChunkedArray) -> Integers:
-    """Numbers with the same order as the column's values; nulls come last."""
+    """Return numbers with the same order as the column's values. Nulls come last."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy())
     # The paths in most batches are equal, which is known after a quarter of the time of an
     # encoding.
-    if (
-        len(column)
-        and column[0] == column[-1]
-        and pc.all(pc.equal(column, column[0]), skip_nulls=False).as_py()
-    ):
-        return np.zeros(len(column), np.int64)
+    if len(column) and column[0] == column[-1]:
+        are_equal = pc.all(pc.equal(column, column[0]), skip_nulls=False)
+        if are_equal.as_py():
+            return np.zeros(len(column), np.int64)
     # Most texts and paths occur many times, so only the different values are compared.
     codes = column.combine_chunks().dictionary_encode()
     different = len(codes.dictionary)

@@ -1,4 +1,4 @@
-"""Side outputs of tasks: counts, stream times, records and changed rows that the driver needs besides the state rows.
+"""Side outputs of tasks: what the driver needs besides the state rows, such as counts and records.
 
 Side outputs travel with the rows, through Spark's own data path. The tasks of a chain collect them,
 and the chain's last task sends them after its rows. The tasks after the shuffles pass them on to
@@ -128,17 +128,21 @@ class SideOutputs:
         self._add(Label(part), msgspec.json.encode(stats))
 
     def add_stats_of_reading(self, part: str, stats: BatchStats) -> None:
-        """Add the stats of a task that reads records, whose stream times the driver gets earlier than its stats."""
+        """Add the stats of a task that reads records. The driver gets the stream times at once."""
         self.add_stats(part, stats)
         if self.note_times is not None:
             self.note_times(stats.stream_times)
 
     def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
-        """Add records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
+        """Add records for a topic, in order.
 
-        Returns the counts of records that `direct` has written instead.
+        They have the columns `key` and `value`, and optionally `headers` and `timestamp`. Returns
+        the counts of records that `direct` has written instead.
         """
-        if self.direct is not None and (written := self.direct(topic, records)) is not None:
+        written = None
+        if self.direct is not None:
+            written = self.direct(topic, records)
+        if written is not None:
             for other, table in written.records.items():
                 self.add_records(other, f"{part}+{topic}", table)
             return written.counts
@@ -164,22 +168,28 @@ class SideOutputs:
             self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
 
     def take(self) -> list[SideOutput]:
-        """Return the side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
-        taken = [*self._collected]
-        self._collected.clear()
+        """Take out all side outputs: first those that earlier chains left in a file, then these.
+
+        The earlier chains are chains of the same Spark task.
+        """
+        taken: list[SideOutput] = []
         file = _file_of_task()
         if file is not None and file.exists():
-            taken = [*msgspec.msgpack.decode(file.read_bytes(), type=list[SideOutput]), *taken]
+            taken += msgspec.msgpack.decode(file.read_bytes(), type=list[SideOutput])
             file.unlink()
+        taken += self._collected
+        self._collected.clear()
         return taken
 
     def leave(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the last task of a chain whose rows go to Spark SQL: leaves the side outputs in a file for the next chain.
+        """Yield the batches, then leave the side outputs in a file for the next chain.
 
-        Both chains run in the same task of Spark, in two processes of one host.
+        This is the last task of a chain whose rows go to Spark SQL. Both chains run in the same
+        task of Spark, in two processes of one host.
         """
         yield from batches
-        if taken := self.take():
+        taken = self.take()
+        if taken:
             file = _file_of_task()
             assert file is not None
             file.write_bytes(msgspec.msgpack.encode(taken))
@@ -198,15 +208,13 @@ class Collected:
         self._records: dict[str, list[bytes | pa.Buffer]] = {}
         self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
         self._undecided: list[bytes | pa.Buffer] = []
-        self.output_size = NOTHING
-        """The size of all records and changes."""
-        # Shuffles deliver side outputs in any order. They are sorted, so that a
-        # repeated batch writes its records in the same order.
+        plain, compressed = 0, 0
+        # Shuffles deliver side outputs in any order. They are sorted, so that a repeated batch
+        # writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
-            plain, compressed = self.output_size
-            self.output_size = DataSize(
-                plain + label.size, compressed + (len(data) if label.size else 0)
-            )
+            if label.size:
+                plain += label.size
+                compressed += len(data)
             if label.topic:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):
@@ -215,6 +223,8 @@ class Collected:
                 self._undecided.append(data)
             else:
                 self._stats.append(msgspec.json.decode(data, type=BatchStats))
+        self.output_size = DataSize(plain, compressed)
+        """The size of all records and changes."""
 
     def add_stats(self, stats: BatchStats) -> None:
         """Add the driver's own counts."""
@@ -232,7 +242,7 @@ class Collected:
 
     @property
     def row_bytes(self) -> int:
-        """The size of the rows that all tasks of a kind have held at once, for the kind with the most, in bytes."""
+        """The most bytes of rows that all tasks of one kind have held at once."""
         by_kind: Counter[str] = Counter()
         for stats in self._stats:
             by_kind.update(stats.row_bytes)
@@ -255,12 +265,12 @@ class Collected:
     @property
     def last_records(self) -> dict[tuple[str, int], LastRecord]:
         """Topic and partition → the last record that was read."""
-        last: dict[tuple[str, int], LastRecord] = {}
+        records: dict[tuple[str, int], LastRecord] = {}
         for stats in self._stats:
             if stats.last is not None:
                 topic, _, partition = stats.partition.rpartition("-")
-                last[topic, int(partition)] = stats.last
-        return last
+                records[topic, int(partition)] = stats.last
+        return records
 
     def undecided(self) -> Iterator[pa.Table]:
         """Return the reports that `add_undecided` has added."""
@@ -339,7 +349,7 @@ def _unpack_table(data: bytes | pa.Buffer) -> pa.Table:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, which thousands of short-lived values without cycles would trigger often."""
+    """Pause garbage collection, which short-lived values without cycles would trigger often."""
     gc.disable()
     try:
         yield

@@ -14,7 +14,7 @@ first record."""
 
 
 def ddl(kind: spark.DataType) -> str:
-    """Like `simpleString`, but with the names of fields in backticks where Spark's parser needs them."""
+    """Return `simpleString`, with field names in backticks where Spark's parser needs them."""
     match kind:
         case spark.StructType(fields=fields):
             texts = [f"{quoted(field.name)}:{ddl(field.dataType)}" for field in fields]

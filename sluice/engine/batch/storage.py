@@ -43,10 +43,11 @@ class Storage:
         ref = GenerationRef(job.pipeline.name, generation)
         workers = range(job.pipeline.workers)
         shards = tuple(location(settings.shards, ref, worker) for worker in workers)
-        variables = [connection_variable(name) for name in job.lookup_connections]
-        connections = {
-            name: settings.connections[name] for name in variables if name in settings.connections
-        }
+        connections: dict[str, str] = {}
+        for name in job.lookup_connections:
+            variable = connection_variable(name)
+            if variable in settings.connections:
+                connections[variable] = settings.connections[variable]
         return cls(job, generation, SideOutputs(), shards, connections)
 
     @property
@@ -54,7 +55,7 @@ class Storage:
         return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """Return the same storage, with the state server's address of each shard that a server serves."""
+        """Return the same storage, with the servers' addresses of the shards that they serve."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
@@ -67,21 +68,21 @@ class Storage:
     def checksums(
         self, batch: int, before: Mapping[str, Checksums] = _UNKNOWN
     ) -> dict[str, Checksums]:
-        """Return the checksums of each worker's shard as of a written batch, by the worker's number as text.
+        """Return the checksums of the workers' shards as of a written batch.
 
-        `before` are the checksums that were published for the batch before, if they are known.
-        Raises DamagedState if a shard has others: it has lost commits since, so this batch was
-        computed from older state.
+        The keys are the workers' numbers as text. `before` are the checksums that were published
+        for the previous batch, if they are known. Raises DamagedState if a shard's checksums of
+        that batch differ: the shard has lost commits, so this batch was computed from older state.
         """
         checksums: dict[str, Checksums] = {}
         lost: dict[int, tuple[str, str]] = {}
         for worker, address in enumerate(self.locations):
             with self.shard(worker) as shard:
                 checksums[str(worker)] = shard.checksums(batch)
+                difference = ""
                 published = before.get(str(worker))
-                difference = (
-                    "" if published is None else shard.checksums(batch - 1).difference(published)
-                )
+                if published is not None:
+                    difference = shard.checksums(batch - 1).difference(published)
             if difference:
                 lost[worker] = address, f"It has lost commits: {difference}"
         if lost:
@@ -104,12 +105,10 @@ class Storage:
                     shard.forget_failures(batch, epoch)
 
     def prepare(self, ledger: Ledger, written: Batch | None, epoch: int) -> None:
-        """Create the shards before the first batch.
+        """Create the shards before the first batch. Later, raise an error if data has been lost.
 
-        Later, raise EngineError or DamagedState if data has been lost.
-
-        Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write
-        to any shard.
+        The error is an EngineError or DamagedState. Afterwards, earlier holders of the lease, with
+        an epoch below `epoch`, can no longer write to any shard.
 
         `written` is the last batch whose output was written, according to its marker. The ledger
         must know this batch. With an older ledger, Sluice would count records twice, or write other
@@ -118,20 +117,12 @@ class Storage:
         require_usable_shards(self.locations)
         published = ledger.snapshots.last_batch(self.ref)
         planned = ledger.plans.unpublished(self.ref)
-        is_known = written is None or written.number <= (-1 if published is None else published)
         # A planned batch may have been written by a driver that died before it published the batch.
-        if (
-            written is not None
-            and not is_known
-            and (planned is None or not _is_planned(planned, written))
-        ):
-            name, newest = self.job.pipeline.name, "none" if published is None else published
-            raise EngineError(
-                f"Batch {written.number} of {name} has written its output, but the ledger does not "
-                f"have this batch: the newest one that it has published is {newest}. The ledger is "
-                "older than the output.",
-                next_step=recovery_advice(name),
-            )
+        is_of_planned = (
+            planned is not None and written is not None and _is_planned(planned, written)
+        )
+        if written is not None and not is_of_planned:
+            self._require_published(written, published)
         if published is None:
             for address in self.locations:
                 with create_shard(address) as shard:
@@ -144,13 +135,26 @@ class Storage:
         else:
             self._check_shards(published, ledger, epoch)
 
+    def _require_published(self, written: Batch, published: int | None) -> None:
+        """Raise EngineError if the ledger does not have a batch whose output was written."""
+        if published is None or written.number > published:
+            name = self.job.pipeline.name
+            newest = "none" if published is None else published
+            raise EngineError(
+                f"Batch {written.number} of {name} has written its output, but the ledger does not "
+                f"have this batch: the newest one that it has published is {newest}. The ledger is "
+                "older than the output.",
+                next_step=recovery_advice(name),
+            )
+
     def _unknown_rows(self, address: str, ledger: Ledger) -> EngineError:
         name = self.job.pipeline.name
         if ledger.generations.current_number(name) in (None, self.generation):
             next_step = (
-                "Restore the ledger. If it is lost for good, and the markers, too: compute the state from the topics, "
-                f"without writing any output for the records that they have now: sluice rebuild {name} --from-topics. "
-                f"Or begin anew, and write the output of all records again: sluice recover {name} --anew."
+                "Restore the ledger. If it is lost for good, and the markers, too: compute the "
+                "state from the topics, without writing any output for the records that they have "
+                f"now: sluice rebuild {name} --from-topics. Or begin anew, and write the output of "
+                f"all records again: sluice recover {name} --anew."
             )
         else:
             next_step = (
@@ -158,22 +162,25 @@ class Storage:
                 f"sluice generations drop {name}."
             )
         return EngineError(
-            f"{shown(address)} has batches of generation {self.generation} of {name}, but the ledger has none of them.",
+            f"{shown(address)} has batches of generation {self.generation} of {name}, but the "
+            "ledger has none of them.",
             next_step=next_step,
         )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:
-        """Quarantine shards that are lost or do not match the published checksums, and raise DamagedState for them.
+        """Raise DamagedState for shards that are lost or do not match the published checksums.
 
-        Queries do not read a quarantined shard until it is rebuilt.
+        Such shards are quarantined: queries do not read them until they are rebuilt.
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
             expected = None if audit is None else audit.published_checksums(worker)
             # `damage` also fences earlier holders of the lease off from the shard.
-            if reason := damage(address, published, expected, epoch):
+            reason = damage(address, published, expected, epoch)
+            if reason:
                 ledger.quarantine.add(self.ref, worker, reason)
-        if quarantined := ledger.quarantine.get(self.ref):
+        quarantined = ledger.quarantine.get(self.ref)
+        if quarantined:
             damaged = {}
             for worker, why in quarantined.items():
                 damaged[worker] = self.locations[worker], why
@@ -192,16 +199,17 @@ def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
     # The marker of a written batch leaves out partitions from which the batch has read nothing.
     for topic, ends in written.ends.items():
         planned_ends = planned.ends.get(topic, {})
-        if any(planned_ends.get(number) != end for number, end in ends.items()):
-            return False
+        for number, end in ends.items():
+            if planned_ends.get(number) != end:
+                return False
     return True
 
 
 def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:
-    """Describe how a shard differs from the state published up to a batch; empty if it does not differ.
+    """Describe how a shard differs from the state published up to a batch.
 
-    `expected` are the published checksums, if they are known. Raises StateError if the shard cannot
-    be reached, because it may be intact.
+    Returns an empty text if the shard does not differ. `expected` are the published checksums, if
+    they are known. Raises StateError if the shard cannot be reached, because it may be intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:

@@ -41,7 +41,7 @@ DUE = ":due"
 is due."""
 
 IDLE = ":idle"
-"""Among the stream times, the name of the time of the last batch in which stream time went on
+"""Among the stream times, the name of the time of the last batch in which stream time advanced
 without records."""
 
 OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
@@ -78,25 +78,26 @@ class StreamTimes:
     """The time at which the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
     goes_on_when_idle: bool = False
-    """Whether stream time goes on without records, if the pipeline's topics are silent for long
-    enough."""
+    """Whether stream time advances without records once the pipeline's topics have been silent for
+    long enough."""
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
     def closed(self, operator: str, topics: Collection[str]) -> int:
-        """Return the stream time that all partitions of the topics have reached, except idle partitions.
+        """Return the stream time that all partitions of the topics have reached.
 
-        Co-partitioned topics share the stream time of each partition number.
+        Idle partitions do not count. Co-partitioned topics share the stream time of each partition
+        number.
         """
         # The topics of an operator may have different numbers of partitions. The largest number
         # counts.
         numbers = range(max(self.partitions[topic] for topic in topics))
-        active = [number for number in numbers if not self.is_idle(topics, number)]
-        return min(
-            (self._of_task(operator, topics, number) for number in active),
-            default=BEFORE_ALL,
-        )
+        reached: list[int] = []
+        for number in numbers:
+            if not self.is_idle(topics, number):
+                reached.append(self._of_task(operator, topics, number))
+        return min(reached, default=BEFORE_ALL)
 
     def _of_task(self, operator: str, topics: Iterable[str], number: int) -> int:
         # In Kafka Streams, one task reads the partitions with the same number of all of an
@@ -106,35 +107,39 @@ class StreamTimes:
     def timer_due(self, operator: str, worker: int) -> int | None:
         """Return when the worker's earliest wall-clock timer of an operator is due.
 
-        Return -1 without a timer, None if unknown.
+        Return -1 without a timer, and None if the time is unknown.
         """
         return self.times.get(wall_name(operator, worker))
 
     def has_reached_result(self, operator: str, clock: str, worker: int) -> bool:
-        """Return whether stream time, which has gone on without records, has reached a result that the worker holds back."""
+        """Return whether stream time has reached a result that the worker holds back.
+
+        Only stream time that has advanced without records counts.
+        """
         due = self.times.get(due_name(operator, worker), BEFORE_ALL)
-        return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(
-            f"{CLOSED}/{clock}", BEFORE_ALL
-        )
+        reached = self.times.get(f"{CLOSED}/{clock}", BEFORE_ALL)
+        return self.goes_on_when_idle and BEFORE_ALL < due <= reached
 
     def went_on_when_idle(self, clock: str) -> bool:
-        """Return whether this batch has no records, and an operator's stream time has gone on."""
+        """Return whether an operator's stream time has advanced in this batch without records."""
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
-        """Return whether no partition with this number of any of the topics had a record during the idle timeout."""
+        """Return whether the topics' partitions with this number had no record for too long."""
         if self.idle_timeout_ms is None:
             return False
-        seen = max(self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL) for topic in topics)
+        seen = BEFORE_ALL
+        for topic in topics:
+            seen = max(seen, self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL))
         return self.now - seen > self.idle_timeout_ms
 
 
 def split_times(
     times: Mapping[str, int], clocks: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the times that the tasks that read records need, and the other times, which only stages need.
+    """Return the times for the tasks that read records, and the other times, for stages only.
 
-    `clocks` are the names under which these tasks keep stream times.
+    `clocks` are the names under which tasks that read keep stream times.
     """
     of_readers: dict[str, int] = {}
     of_stages: dict[str, int] = {}
@@ -142,17 +147,20 @@ def split_times(
         kind, _, rest = name.partition("/")
         clock = rest if kind == CLOSED else name.rsplit("/", 2)[0]
         is_for_readers = name == CLOSED or kind in (ORDER, SEEN) or clock in clocks
-        (of_readers if is_for_readers else of_stages)[name] = time
+        if is_for_readers:
+            of_readers[name] = time
+        else:
+            of_stages[name] = time
     return of_readers, of_stages
 
 
 def wall_name(operator: str, worker: int) -> str:
-    """Return the name, among the stream times, of the time at which the worker's earliest timer is due."""
+    """Return the name of the time at which the worker's earliest wall-clock timer is due."""
     return f"{WALL}/{operator}/{worker}"
 
 
 def due_name(operator: str, worker: int) -> str:
-    """Return the name, among the stream times, of the stream time at which the worker's earliest result is due."""
+    """Return the name of the stream time at which the worker's earliest result is due."""
     return f"{DUE}/{operator}/{worker}"
 
 
@@ -163,10 +171,12 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
     timer. Every worker therefore gets the earliest time of all workers.
     """
     of_workers = tuple(f"{kind}/" for kind in OF_WORKERS)
-    spread = {name: time for name, time in times.items() if not name.startswith(of_workers)}
+    spread: dict[str, int] = {}
     for name, time in times.items():
-        if name.startswith(of_workers) and time >= 0:
-            operator = name.rpartition("/")[0]
+        if not name.startswith(of_workers):
+            spread[name] = time
+        elif time >= 0:
+            operator, _, _ = name.rpartition("/")
             for worker in range(workers):
                 new = f"{operator}/{worker}"
                 spread[new] = min(time, spread.get(new, time))
@@ -175,12 +185,15 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
 
 def earliest_timer(times: Mapping[str, int]) -> int | None:
     """Return when the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
-    due = [time for name, time in times.items() if name.startswith(f"{WALL}/") and time >= 0]
+    due: list[int] = []
+    for name, time in times.items():
+        if name.startswith(f"{WALL}/") and time >= 0:
+            due.append(time)
     return min(due, default=None)
 
 
 def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
-    """Stream time before and after each of an operator's rows, in their order.
+    """Return stream time before and after each of an operator's rows, in their order.
 
     Only `advancing` rows advance stream time. They include late rows, but not rows without a key,
     nor rows without a value if the operator drops them.
@@ -190,5 +203,6 @@ def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
 
 
 def after_each(times: Times, advancing: Mask, begin: int) -> Times:
-    """Stream time after each row, as in `advance`."""
-    return np.maximum(np.maximum.accumulate(np.where(advancing, times, BEFORE_ALL)), begin)
+    """Return stream time after each row, as in `advance`."""
+    advances = np.where(advancing, times, BEFORE_ALL)
+    return np.maximum(np.maximum.accumulate(advances), begin)

@@ -1,1 +1,1 @@
-"""Combinable aggregates: the windows of records, partial aggregates in the tasks that read, totals in the shards."""
+"""Combinable aggregates: windows of records, partial aggregates in tasks, and totals in shards."""

@@ -35,7 +35,7 @@ class PartialAggregate:
         return "sum" if self.aggregate.function == "count" else self.aggregate.function
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
-        """Return what each record adds to the aggregate: its value; for a count, 1 if the record counts, else 0."""
+        """Return what each record adds to the aggregate: its value, or for a count, 1 or 0."""
         if self.aggregate.function != "count":
             return records.column(self.aggregate.column).cast(self.type)
         if self.aggregate.column is None:
@@ -52,8 +52,8 @@ class PartialAggregates:
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """True for a store whose value is the value of its only field, rather than an object with this
-    field."""
+    """For each store, whether its values are those of its only field, without an object around
+    them."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
@@ -65,14 +65,13 @@ class PartialAggregates:
         parts: dict[Combinable, PartialAggregate] = {}
         values: list[tuple[tuple[str, PartialAggregate], ...]] = []
         for store in store_columns:
-            for _, aggregate in store.columns:
+            fields: list[tuple[str, PartialAggregate]] = []
+            for name, aggregate in store.columns:
                 if aggregate not in parts:
-                    parts[aggregate] = PartialAggregate(
-                        f"m{len(parts)}",
-                        aggregate,
-                        _type(aggregate, types),
-                    )
-            values.append(tuple((name, parts[aggregate]) for name, aggregate in store.columns))
+                    column, kind = f"m{len(parts)}", _type(aggregate, types)
+                    parts[aggregate] = PartialAggregate(column, aggregate, kind)
+                fields.append((name, parts[aggregate]))
+            values.append(tuple(fields))
         return cls(tuple(values), tuple(store.scalar for store in store_columns))
 
     @property
@@ -80,7 +79,8 @@ class PartialAggregates:
         """The partial aggregates of all stores, without duplicates."""
         parts: dict[PartialAggregate, None] = {}
         for fields in self.values:
-            parts |= dict.fromkeys(part for _, part in fields)
+            for _, part in fields:
+                parts[part] = None
         return list(parts)
 
     def combine(self, records: pa.Table, before: pa.Table | None = None) -> pa.Table:
@@ -90,16 +90,20 @@ class PartialAggregates:
         """
         parts = self.parts
         rows = records.select([*WINDOWED])
+        functions = [("window_end", "max"), ("time", "max")]
         for part in parts:
             rows = rows.append_column(part.column, part.contributions(records))
+            functions.append((part.column, part.function))
         if before is not None:
             rows = pa.concat_tables([before, rows])
-        functions = {part.column: part.function for part in parts}
         # Threads would change the order of the rows from run to run.
-        grouped = rows.group_by(["key", "window_start"], use_threads=False)
-        added = grouped.aggregate([("window_end", "max"), ("time", "max"), *functions.items()])
-        columns = {name: added.column(name) for name in ("key", "window_start")}
-        columns |= {name: added.column(f"{name}_max") for name in ("window_end", "time")}
+        added = rows.group_by(["key", "window_start"], use_threads=False).aggregate(functions)
+        columns = {
+            "key": added.column("key"),
+            "window_start": added.column("window_start"),
+            "window_end": added.column("window_end_max"),
+            "time": added.column("time_max"),
+        }
         for part in parts:
             # Arrow gives a sum of decimals a type with more digits than Spark does, so the sum is
             # cast to Spark's type.
@@ -111,12 +115,12 @@ class PartialAggregates:
         """Return the value of each store in combined rows."""
         values: list[pa.Array] = []
         for fields, scalar in zip(self.values, self.scalar, strict=True):
-            columns = [rows.column(part.column) for _, part in fields]
-            values.append(
-                columns[0]
-                if scalar
-                else pa.StructArray.from_arrays(columns, [name for name, _ in fields])
-            )
+            columns = {name: rows.column(part.column) for name, part in fields}
+            if scalar:
+                (value,) = columns.values()
+            else:
+                value = pa.StructArray.from_arrays([*columns.values()], [*columns])
+            values.append(value)
         return values
 
 
@@ -130,8 +134,10 @@ def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
     kind = result_type(aggregate.function, argument)
     if aggregate.function == "count" or (aggregate.function != "sum" and argument in _INTEGERS):
         return arrow_type(canonical(kind))
-    if argument.startswith("decimal") and precision_and_scale(argument)[1] <= PLAIN_SCALE:
-        return arrow_type(canonical(kind))
+    if argument.startswith("decimal"):
+        _, scale = precision_and_scale(argument)
+        if scale <= PLAIN_SCALE:
+            return arrow_type(canonical(kind))
     raise EngineError(
         f"The {aggregate.function} of a column of type {argument} cannot be added up.",
         next_step="Cast its argument to a decimal with at most six decimal places.",

@@ -29,8 +29,8 @@ _COMBINED_RECORDS = 50_000
 _MOST_ROWS = 150_000
 """A task makes state rows once it has this many combined rows of a group."""
 _SHARE_OF_OTHERS = 0.8
-"""A task also makes state rows if new records have added this share of the earlier rows, or more. Then hardly any new
-record has the key and window of an earlier one."""
+"""A task also makes state rows if new records have added at least this share of the earlier rows.
+Hardly any new record then has the key and window of an earlier record."""
 _EXACT = Context(prec=100)
 """Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
@@ -50,9 +50,9 @@ class Totals:
 
         `types` are the SQL types of the columns that its groups read.
         """
-        groups = {
-            group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups
-        }
+        groups: dict[int, PartialAggregates] = {}
+        for group in job.groups:
+            groups[group.number] = PartialAggregates.of(group.store_columns, types)
         return cls(groups, frozenset(sink.group for sink in job.change_sinks))
 
     def rows(self, group: int, combined: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -85,7 +85,7 @@ class Totals:
 
     @cached_property
     def _combiners(self) -> dict[int, list[_Combiner]]:
-        """Group → for each value in a state row, the function that combines two such values."""
+        """For each group, the functions that combine two values at each place in a state row."""
         combiners: dict[int, list[_Combiner]] = {}
         for group, aggregates in self.groups.items():
             of_group = combiners[group] = []
@@ -105,7 +105,7 @@ _Combiner = Callable[[Any, Any], Any]
 
 
 def _store_combiner(fields: Sequence[tuple[str, str]], *, scalar: bool) -> _Combiner:
-    """Return the function that combines two values of a store, given the functions of its fields."""
+    """Return the function that combines two values of a store with these fields and functions."""
     if scalar:
         return _COMBINERS[fields[0][1]]
     combiners = [(name, _COMBINERS[function]) for name, function in fields]
@@ -155,13 +155,15 @@ class _OfGroup:
     """How many records are waiting."""
 
     def add(self, records: pa.RecordBatch) -> bool:
-        """Keep records. Returns whether it is time to make state rows of all records."""
+        """Keep records. Return whether it is time to make state rows of all records."""
         self.waiting.append(records)
         self.count += records.num_rows
         # Records are combined before the task has read all of them, so that it never holds the
         # records of a whole backlog in memory. Rows are not combined again before as many records
         # wait, so that the work for a record does not grow with the number of rows.
-        earlier = 0 if self.rows is None else self.rows.num_rows
+        earlier = 0
+        if self.rows is not None:
+            earlier = self.rows.num_rows
         if self.count < max(_COMBINED_RECORDS, earlier):
             return False
         combined = self.combine().num_rows
@@ -171,7 +173,7 @@ class _OfGroup:
         return combined >= _MOST_ROWS or are_others
 
     def combine(self) -> pa.Table:
-        """Combine all records. Returns the rows."""
+        """Combine all records, and return the rows."""
         if self.waiting:
             self.rows = self.aggregates.combine(pa.Table.from_batches(self.waiting), self.rows)
             self.waiting, self.count = [], 0
@@ -181,7 +183,7 @@ class _OfGroup:
 
 @dataclass
 class WindowedRecords:
-    """The records of one task, with their windows, that have not been turned into state rows yet."""
+    """The records of one task, with their windows, that have not become state rows yet."""
 
     totals: Totals
     groups: dict[int, _OfGroup] = field(default_factory=dict)
@@ -203,7 +205,7 @@ class WindowedRecords:
 
 
 def value_types(job: Job, types: Mapping[str, str]) -> dict[str, str]:
-    """Store of a group → the SQL type of its values, given the types of the columns that the groups read."""
+    """Return the SQL types of the stores' values, given the types of the columns they read."""
     return {store.store: _value_type(store, types) for store in _stores(job)}
 
 
@@ -217,11 +219,14 @@ def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
     for name, aggregate in store.columns:
         argument = types.get(aggregate.column or "", "")
         fields[name] = result_type(aggregate.function, argument)
-    return next(iter(fields.values())) if store.scalar else compact(struct_type(fields))
+    if store.scalar:
+        (kind,) = fields.values()
+        return kind
+    return compact(struct_type(fields))
 
 
 def input_types(job: Job, types: Mapping[str, str]) -> dict[int, str]:
-    """Number of a store's step → the SQL types of the columns that the store reads."""
+    """Return the SQL types of the columns that each store reads, by the number of its step."""
     inputs: dict[int, str] = {}
     for store in _stores(job):
         inputs[store.step] = ", ".join([types[name] for name in store.inputs])

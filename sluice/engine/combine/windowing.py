@@ -47,10 +47,11 @@ def assign_windows(
     stream_time: int,
     closed: int = BEFORE_ALL,
 ) -> Windowed:
-    """Assign windows to event times (ms, in offset order), given the stream time before the first record.
+    """Assign windows to event times (ms, in offset order).
 
-    `closed` is the stream time up to which all windows are closed. A window that closes at or
-    before this time accepts no records, even if this partition's own stream time is earlier.
+    `stream_time` is the stream time before the first record. `closed` is the stream time up to
+    which all windows are closed. A window that closes at or before this time accepts no records,
+    even if this partition's own stream time is earlier.
     """
     if not len(times):
         return Windowed(np.empty(0, np.intp), times, times, 0, stream_time)
@@ -64,12 +65,16 @@ def assign_windows(
 
 
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
-    """Return the stream time that all groups have reached in all partitions, and up to which windows close.
+    """Return the stream time up to which windows are closed.
 
-    The result is never smaller than in the batch before. So closed windows stay closed, even if a
-    partition that was empty gets a record of an earlier time.
+    All groups have reached it in all partitions. The result is never smaller than in the previous
+    batch, so closed windows stay closed, even if a partition that was empty gets a record of an
+    earlier time.
     """
-    reached = [times.closed(group.name, group.topics) for group in groups if group.window]
+    reached: list[int] = []
+    for group in groups:
+        if group.window:
+            reached.append(times.closed(group.name, group.topics))
     return max(min(reached, default=BEFORE_ALL), times.times.get(CLOSED, BEFORE_ALL))
 
 
@@ -89,30 +94,28 @@ class Windowing:
     def windowed(
         self,
         batch: pa.RecordBatch,
-        part: Partition,
+        partition: Partition,
         results: PartitionResults,
         outcome: RecordOutcome,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield each group's number, with its records of one partition.
 
-        A record occurs once for each window that counts it.
-
-        Adds counts, stream times and late records to `results`, and marks the outcome of each
-        record in `outcome`.
+        A record occurs once for each window that counts it. Counts, stream times and late records
+        are added to `results`, and the outcome of each record is marked in `outcome`.
         """
         # The time `closed` is kept from batch to batch. If each batch computed it anew, it would go
         # back when an idle partition gets records again.
         if self.closed > BEFORE_ALL:
             results.times[CLOSED] = self.closed
         for group in self.groups:
-            if part[0] in group.topics:
-                yield group.number, self._of_group(batch, group, part, results, outcome)
+            if partition[0] in group.topics:
+                yield group.number, self._of_group(batch, group, partition, results, outcome)
 
     def _of_group(
         self,
         batch: pa.RecordBatch,
         group: AggregationGroup,
-        part: Partition,
+        partition: Partition,
         results: PartitionResults,
         outcome: RecordOutcome,
     ) -> pa.RecordBatch:
@@ -122,18 +125,21 @@ class Windowing:
         outcome.dropped["null_key"] |= without_key
         _count(results, "null_key", group, int(without_key.sum()))
         if group.window is None:
-            # Without windows, Kafka Streams drops records without a
-            # value; with windows, it counts them.
-            counted = has_key & ~boolean_mask(batch.column(group.null)) if group.null else has_key
+            # Without windows, Kafka Streams drops records without a value; with windows, it counts
+            # them.
+            counted = has_key
+            if group.null:
+                counted = has_key & ~boolean_mask(batch.column(group.null))
             without_value = has_key & ~counted
             outcome.dropped["null_value"] |= without_value
             _count(results, "null_value", group, int(without_value.sum()))
             outcome.applied |= counted
             return _records(batch, group, np.flatnonzero(counted), None)
         rows = np.flatnonzero(has_key)
-        name = f"{group.name}/{part[0]}/{part[1]}"
+        topic, number = partition
+        name = f"{group.name}/{topic}/{number}"
         times = batch.column("_time").to_numpy()[rows]
-        stream_time = results.times.get(name, self.before.of(group.name, *part))
+        stream_time = results.times.get(name, self.before.of(group.name, topic, number))
         windowed = assign_windows(times, group.window, stream_time, self.closed)
         if len(rows):
             results.times[name] = windowed.stream_time
@@ -153,9 +159,8 @@ class Windowing:
 
 def _count(results: PartitionResults, reason: str, group: AggregationGroup, number: int) -> None:
     if number:
-        results.counts.update(
-            {f"{reason}/{store_column.store}": number for store_column in group.store_columns}
-        )
+        for store_column in group.store_columns:
+            results.counts[f"{reason}/{store_column.store}"] += number
 
 
 def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
@@ -174,16 +179,21 @@ def _records(
     rows: Indices,
     windows: tuple[Times, Times] | None,
 ) -> pa.RecordBatch:
-    """Return the columns `WINDOWED` and the group's input columns for `rows`, with the starts and ends of their windows."""
+    """Return the columns `WINDOWED` and the group's input columns for `rows`.
+
+    `windows` has the starts and ends of the rows' windows.
+    """
     chosen = pa.array(rows)
-    begin = end = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
-    if windows is not None:
-        begin, end = map(pa.array, windows)
+    if windows is None:
+        starts = ends = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
+    else:
+        starts, ends = pa.array(windows[0]), pa.array(windows[1])
     columns = {
         "key": batch.column(group.key).take(chosen),
-        "window_start": begin,
-        "window_end": end,
+        "window_start": starts,
+        "window_end": ends,
         "time": batch.column("_time").take(chosen),
     }
-    columns |= {name: batch.column(name).take(chosen) for name in group.inputs}
+    for name in group.inputs:
+        columns[name] = batch.column(name).take(chosen)
     return pa.RecordBatch.from_pydict(columns)

@@ -1,1 +1,1 @@
-"""Stateless steps: SQL expressions that may fail, and Python functions, which are pickled for Spark's tasks."""
+"""Stateless steps: SQL expressions that may fail, and Python functions, pickled for tasks."""

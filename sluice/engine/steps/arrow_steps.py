@@ -40,7 +40,7 @@ class ArrowSteps:
     layers: Layers
     """The columns of each layer. They read the columns of earlier layers."""
     types: Mapping[str, str]
-    """The types of the columns before the layers."""
+    """The types of the columns that exist before the first layer."""
     functions: Mapping[str, Function] = field(default_factory=dict)
     """The author's Python functions, by their names in SQL."""
     schema: pa.Schema | None = None
@@ -57,17 +57,17 @@ class ArrowSteps:
     ) -> Self | None:
         """Return the steps that compute these columns, as `giving` makes them.
 
-        Return None if Spark must compute the columns.
-
-        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`,
-        has other types for the columns.
+        Return None if Spark must compute the columns, because Arrow cannot compute a step, or
+        because Spark's schema, `by_spark`, has other types for the columns.
         """
         if why_spark(job):
             return None
         steps = cls.giving(job, read, columns, more)
         assert steps.schema is not None
-        types = zip(steps.schema.names, steps.schema.types, strict=True)
-        different = [name for name, kind in types if not is_same(kind, by_spark.field(name).type)]
+        different: list[str] = []
+        for name, kind in zip(steps.schema.names, steps.schema.types, strict=True):
+            if not is_same(kind, by_spark.field(name).type):
+                different.append(name)
         if different:
             # Imported only here: Python workers import this module, and structlog takes 0.1
             # seconds.
@@ -84,10 +84,14 @@ class ArrowSteps:
     def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers) -> Self:
         """Return the steps that compute these columns: the job's layers, then the layers `more`.
 
-        `columns`: name → SQL. `read` is the schema of decoded records.
+        `columns` maps names to SQL. `read` is the schema of decoded records.
         """
-        last = tuple(Column(name, sql, None) for name, sql in columns.items() if name != sql)
-        steps = cls((*job.layers, *more, last), types_read(job), functions_of(job))
+        final_layer: list[Column] = []
+        for name, sql in columns.items():
+            if name != sql:
+                final_layer.append(Column(name, sql, None))
+        layers = (*job.layers, *more, tuple(final_layer))
+        steps = cls(layers, types_read(job), functions_of(job))
         empty = steps.columns(pa.RecordBatch.from_pylist([], read))
         return replace(steps, schema=pa.schema([(name, empty[name].type) for name in columns]))
 
@@ -107,18 +111,18 @@ class ArrowSteps:
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
         """Return the given columns, of `count` rows, and the columns of all layers."""
         for layer in self._typed:
-            made: dict[str, pa.Array] = {}
+            new_columns: dict[str, pa.Array] = {}
             for name, expression in layer.columns:
                 result = evaluate(expression, columns, count, self.functions)
-                made[name] = _column(name, result, count)
+                new_columns[name] = _column(name, result, count)
             # The array is exploded before the fallible expressions are computed, because they need
             # a row for each element.
             if layer.explosion is not None:
-                columns, made = _exploded(layer.explosion, columns, made, count), {}
+                columns, new_columns = _exploded(layer.explosion, columns, new_columns, count), {}
                 count = len(columns[layer.explosion.column.name])
             for fallible in layer.fallible_expressions:
-                made |= _fallible_columns(fallible, columns, count)
-            columns = columns | made
+                new_columns |= _fallible_columns(fallible, columns, count)
+            columns = columns | new_columns
         return columns
 
     @cached_property
@@ -139,28 +143,31 @@ def _column(name: str, result: Result, count: int) -> pa.Array:
 def _exploded(
     explosion: TypedExplosion,
     columns: Mapping[str, pa.Array],
-    made: Mapping[str, pa.Array],
+    new_columns: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
     """Return all columns with a row per element of the array, like Spark's `posexplode_outer`."""
     lists = array_of(evaluate(explosion.array, columns, count).values, count)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    rows = np.repeat(np.arange(count), np.maximum(lengths, 1))
-    begins = np.cumsum(np.maximum(lengths, 1)) - np.maximum(lengths, 1)
+    # An empty or missing array gives one row without an element, as in `posexplode_outer`.
+    row_counts = np.maximum(lengths, 1)
+    rows = np.repeat(np.arange(count), row_counts)
+    begins = np.cumsum(row_counts) - row_counts
     positions = np.arange(len(rows)) - begins[rows]
     is_empty = lengths[rows] == 0
     elements = np.cumsum(~is_empty) - 1
-    # An empty or missing array gives one row without an element, as in `posexplode_outer`.
-    given = {name: values.take(pa.array(rows)) for name, values in {**columns, **made}.items()}
-    return given | {
-        explosion.column.name: lists.flatten().take(pa.array(elements, mask=is_empty)),
-        explosion.column.position: pa.array(positions.astype(np.int32), mask=is_empty),
-    }
+    exploded: dict[str, pa.Array] = {}
+    for name, values in {**columns, **new_columns}.items():
+        exploded[name] = values.take(pa.array(rows))
+    column = explosion.column
+    exploded[column.name] = lists.flatten().take(pa.array(elements, mask=is_empty))
+    exploded[column.position] = pa.array(positions.astype(np.int32), mask=is_empty)
+    return exploded
 
 
-def is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether two types are equal, regardless of what may be null and of how the elements of lists are named."""
-    return _comparable(made) == _comparable(wanted)
+def is_same(actual: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether two types are equal, except for nullability and the names of list elements."""
+    return _comparable(actual) == _comparable(wanted)
 
 
 def _comparable(kind: pa.DataType) -> str:
@@ -180,8 +187,10 @@ def _fallible_columns(
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
     rows = pa.array(np.flatnonzero(passed))
     columns_read: set[str] = set()
-    for expression in (*fallible.columns, *(part for part, _ in fallible.causes)):
+    for expression in fallible.columns:
         columns_read |= expression.columns
+    for cause, _ in fallible.causes:
+        columns_read |= cause.columns
     passed_columns = {name: columns[name].take(rows) for name in columns_read}
     failed = np.zeros(len(rows), bool)
     values: list[pa.Array] = []
@@ -190,8 +199,10 @@ def _fallible_columns(
         values.append(array_of(result.values, len(rows)).cast(arrow_type(column.type)))
         if result.failed is not None:
             failed |= result.failed
+    keys = None
     key = fallible.planned.key
-    keys = None if key is None else key_texts(values[key], fallible.columns[key].type)
+    if key is not None:
+        keys = key_texts(values[key], fallible.columns[key].type)
     errors = _errors(fallible, passed_columns, values, keys, failed)
     names = [f"c{place}" for place in range(len(values))]
     results = pa.StructArray.from_arrays(values, names, mask=pa.array(failed))
@@ -213,7 +224,10 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """Return the error of each row for which the expression fails, or has a result that cannot be written, such as NaN."""
+    """Return each row's error, if the expression fails or its result cannot be written.
+
+    NaN, for example, cannot be written.
+    """
     errors = np.full(len(failed), None, object)
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
@@ -232,11 +246,12 @@ def _causes(
     columns: Mapping[str, pa.Array],
     rows: Any,
 ) -> list[str]:
-    """For each of the failed rows, the error of the first part of the expression that fails for it."""
+    """Return each failed row's error: that of the first part of the expression that fails."""
     texts = np.full(len(rows), NO_RESULT, object)
-    failed_columns = {name: values.take(pa.array(rows)) for name, values in columns.items()}
-    for part, text in reversed(fallible.causes):
-        failed = evaluate(part, failed_columns, len(rows)).failed
+    indices = pa.array(rows)
+    failed_columns = {name: values.take(indices) for name, values in columns.items()}
+    for cause, text in reversed(fallible.causes):
+        failed = evaluate(cause, failed_columns, len(rows)).failed
         if failed is not None:
             texts[failed] = text
     return list(texts)
@@ -245,13 +260,13 @@ def _causes(
 def _is_not_finite(values: pa.Array) -> Mask | None:
     """Return the rows whose value contains NaN or infinity.
 
-    None if the type contains no doubles.
+    Return None if the type contains no doubles.
     """
     kind = values.type
     if pa.types.is_floating(kind):
         return mask_of(pc.invert(pc.is_finite(values)), len(values))
     if pa.types.is_struct(kind):
-        return any_of(*(_is_not_finite(part) for part in values.flatten()))
+        return any_of(*[_is_not_finite(field) for field in values.flatten()])
     if pa.types.is_map(kind):
         pair = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
         pairs = values.cast(pa.list_(pair))

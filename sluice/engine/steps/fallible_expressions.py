@@ -1,8 +1,8 @@
-"""Computes expressions that may fail for a single record, and the text of the error, with Spark SQL."""
+"""Computes expressions that may fail for a single record, and their errors, with Spark SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,20 +39,23 @@ def with_columns(
     plain: Sequence[Plain],
     fallibles: Sequence[FallibleExpression],
 ) -> DataFrame:
-    """Add the plain columns and, for each fallible expression, a struct of results, the key text and the error text.
+    """Add the plain columns, and the columns of each fallible expression.
 
-    The error text is null unless the expression fails. No column may read another column. All
-    columns are added at once, because Spark analyzes the whole query again for every step that is
-    added to it. Raises Unresolved if Spark cannot resolve an expression.
+    The columns of a fallible expression are a struct of its results, the key text and the error
+    text, which is null unless the expression fails. No column may read another column. All columns
+    are added at once, because Spark analyzes the whole query again for every step that is added to
+    it. Raises Unresolved if Spark cannot resolve an expression.
     """
+    if not fallibles and not plain:
+        return frame
     if not fallibles:
-        return select(frame, plain, "*") if plain else frame
+        return select(frame, plain, "*")
     # An exploded array gives two columns: the element and its position. `_with_structs` gives each
     # expression only one name, so `select` adds these columns first.
     if any(column.position for column in plain):
         frame, plain = select(frame, plain, "*"), ()
     with_structs = _with_structs(frame, plain, fallibles)
-    parts = [list(_fallible_parts(fallible)) for fallible in fallibles]
+    parts = [_fallible_parts(fallible) for fallible in fallibles]
     try:
         return _with_errors(with_structs, fallibles, parts)
     except PySparkException:
@@ -62,9 +65,10 @@ def with_columns(
     try:
         return _with_errors(with_structs, fallibles, resolved)
     except PySparkException:
+        schema = with_structs.schema
         for fallible, expression_parts in zip(fallibles, resolved, strict=True):
             try:
-                with_structs.select(_error_column(fallible, expression_parts, with_structs.schema))
+                with_structs.select(_error_column(fallible, expression_parts, schema))
             except PySparkException as error:
                 raise Unresolved(fallible.step, error) from None
         raise
@@ -75,10 +79,13 @@ def _with_structs(
     plain: Sequence[Plain],
     fallibles: Sequence[FallibleExpression],
 ) -> DataFrame:
-    """Return the frame with the plain columns, and a struct for each fallible expression, null where it fails."""
-    structs = [
-        _null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles
-    ]
+    """Return the frame with the plain columns and a struct for each fallible expression.
+
+    The struct is null where the expression fails.
+    """
+    structs: list[Column] = []
+    for fallible in fallibles:
+        structs.append(_null_if_failing(_struct_sql(fallible)).alias(fallible.name))
     columns = [F.expr(column.sql).alias(column.name) for column in plain]
     try:
         return frame.select("*", *columns, *structs)
@@ -99,9 +106,11 @@ def _with_errors(
 ) -> DataFrame:
     """Return the frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
-    keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
+    keys: list[Column] = []
     errors: list[Column] = []
     for fallible, expression_parts in zip(fallibles, parts, strict=True):
+        if fallible.key is not None:
+            keys.append(_key_column(fallible, schema))
         errors.append(_error_column(fallible, expression_parts, schema))
     return frame.select("*", *keys, *errors)
 
@@ -116,7 +125,7 @@ def _key_column(fallible: FallibleExpression, schema: spark.StructType) -> Colum
 
 
 def _key_of(fallible: FallibleExpression, schema: spark.StructType) -> str:
-    """SQL for the text of a fallible expression's key.
+    """Return SQL for the text of a fallible expression's key.
 
     Raises Unresolved if its type cannot be a key.
     """
@@ -159,15 +168,17 @@ def _error_column(
     return message.cast("STRING").alias(fallible.error)
 
 
-def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]]:
-    """For each part of the expression: a column that is null where the part fails, and its error text.
+def _fallible_parts(fallible: FallibleExpression) -> list[tuple[Column, str]]:
+    """Return, for each part of the expression, a column and the error text of the part.
 
-    sqlglot writes the SQL of the parts. Parts that Spark cannot parse or resolve in this SQL are
-    left out.
+    The column is null where the part fails. sqlglot writes the SQL of the parts. Parts that Spark
+    cannot parse or resolve in this SQL are left out.
     """
+    parts: list[tuple[Column, str]] = []
     for sql, cause in fallible.causes:
         with suppress(PySparkException):
-            yield _null_if_failing(f"named_struct('v', {sql})"), cause
+            parts.append((_null_if_failing(f"named_struct('v', {sql})"), cause))
+    return parts
 
 
 def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
@@ -187,7 +198,11 @@ def _resolved_parts(
     frame: DataFrame,
     parts: Sequence[tuple[Column, str]],
 ) -> list[tuple[Column, str]]:
-    return [(column, cause) for column, cause in parts if _is_resolved(frame, column)]
+    resolved: list[tuple[Column, str]] = []
+    for column, cause in parts:
+        if _is_resolved(frame, column):
+            resolved.append((column, cause))
+    return resolved
 
 
 def _is_resolved(frame: DataFrame, column: Column) -> bool:
@@ -199,9 +214,9 @@ def _is_resolved(frame: DataFrame, column: Column) -> bool:
 
 
 def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
-    """SQL that is true if a value contains NaN or infinity.
+    """Return SQL that is true if a value contains NaN or infinity.
 
-    None if the type contains no doubles.
+    Return None if the type contains no doubles.
     """
     match kind:
         case spark.DoubleType() | spark.FloatType():
@@ -212,7 +227,9 @@ def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
                 condition = is_not_finite(f"{sql}.{quoted(field.name)}", field.dataType)
                 if condition is not None:
                     conditions.append(f"coalesce({condition}, false)")
-            return f"({' OR '.join(conditions)})" if conditions else None
+            if not conditions:
+                return None
+            return f"({' OR '.join(conditions)})"
         case spark.ArrayType():
             return _any(sql, kind.elementType)
         case spark.MapType():
@@ -224,9 +241,9 @@ def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
 def _any(array: str, kind: spark.DataType) -> str | None:
     element = f"e{array.count('->')}{array.count('exists(')}"
     condition = is_not_finite(element, kind)
-    return (
-        None if condition is None else f"exists({array}, {element} -> coalesce({condition}, false))"
-    )
+    if condition is None:
+        return None
+    return f"exists({array}, {element} -> coalesce({condition}, false))"
 
 
 def _null_if_failing(sql: str) -> Column:
@@ -235,8 +252,8 @@ def _null_if_failing(sql: str) -> Column:
     Uses the JVM because SQL has no syntax for this.
     """
     jvm: Any = SparkContext._jvm
-    # The classes are looked up by whole names. For the attribute `org`, py4j would
-    # search all jars for a class `org`, then for a class `org.apache`, and so on.
+    # The classes are looked up by whole names. For the attribute `org`, py4j would search all jars
+    # for a class `org`, then for a class `org.apache`, and so on.
     utils = getattr(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     try_eval = getattr(jvm, "org.apache.spark.sql.catalyst.expressions.TryEval")
     expression: Any = F.expr(sql)

@@ -7,8 +7,6 @@ JSON.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark
 
@@ -36,13 +34,13 @@ def register(spark: SparkSession) -> None:
 
 
 def key_sql(sql: str, kind: spark.DataType) -> str:
-    """SQL for the text of the key `sql`, which is a column or a part of a column.
+    """Return SQL for the text of the key `sql`, which is a column or a part of a column.
 
     Raises NoKeyError if the key's type cannot be a key type.
     """
-    return (
-        f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
-    )
+    if _has_doubles(kind):
+        return f"{_FUNCTION}({_json(sql, kind, marked=True)})"
+    return _text(sql, kind)
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
@@ -61,7 +59,7 @@ def _has_doubles(kind: spark.DataType) -> bool:
 
 
 def _text(sql: str, kind: spark.DataType, depth: int = 0) -> str:
-    """SQL for the text of a key without doubles. `depth` is the number of lambdas around it."""
+    """Return SQL for a key without doubles. `depth` is the number of lambdas around it."""
     if isinstance(kind, spark.StructType | spark.ArrayType | spark.MapType):
         return f"IF({sql} IS NULL, NULL, {_json(sql, kind, depth)})"
     return _plain(sql, kind)
@@ -84,9 +82,15 @@ def _plain(sql: str, kind: spark.DataType) -> str:
                 "Convert it to a number, such as a number of seconds.",
             )
         case (
-            spark.BooleanType() | spark.IntegralType() | spark.DecimalType() | spark.BinaryType() | spark.NullType()
-            | spark.DateType() | spark.TimestampType() | spark.TimestampNTZType()
-        ):  # fmt: skip
+            spark.BooleanType()
+            | spark.IntegralType()
+            | spark.DecimalType()
+            | spark.BinaryType()
+            | spark.NullType()
+            | spark.DateType()
+            | spark.TimestampType()
+            | spark.TimestampNTZType()
+        ):
             return f"CAST({sql} AS STRING)"
         case _:
             raise NoKeyError(
@@ -96,7 +100,7 @@ def _plain(sql: str, kind: spark.DataType) -> str:
 
 
 def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
-    """SQL for a value as JSON, never null.
+    """Return SQL for a value as JSON, which is never null.
 
     If `marked`, decimals get a mark that distinguishes them from doubles.
     """
@@ -124,25 +128,31 @@ def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = Fals
 
 
 def _string(sql: str) -> str:
-    """SQL for the JSON of a text, or of bytes as base64.
+    """Return SQL for the JSON of a text, or of bytes as base64.
 
-    `to_json` needs an array, whose brackets are cut off.
+    `to_json` needs an array, so the array's brackets are cut off again.
     """
     return f"trim(BOTH '[]' FROM to_json(array({sql})))"
 
 
 def _object(sql: str, kind: spark.StructType, depth: int, marked: bool) -> str:
-    numbers = Counter(field.name.lower() for field in kind.fields)
-    if twice := [name for name, number in numbers.items() if number > 1]:
-        raise NoKeyError(
-            f"a key has two fields named {twice[0]}",
-            "Name them apart: struct(a.id AS a, b.id AS b).",
-        )
-    parts: list[str] = []
+    names: set[str] = set()
+    for field in kind.fields:
+        name = field.name.lower()
+        if name in names:
+            raise NoKeyError(
+                f"a key has two fields named {name}",
+                "Name them apart: struct(a.id AS a, b.id AS b).",
+            )
+        names.add(name)
+    texts = ["'{'"]
+    comma = ""
     for field in sorted(kind.fields, key=lambda field: field.name):
-        parts.append(literal(f"{',' if parts else ''}{json_string(field.name)}:"))
-        parts.append(_json(f"{sql}.{backticked(field.name)}", field.dataType, depth, marked=marked))
-    return f"concat('{{', {''.join(f'{part}, ' for part in parts)}'}}')"
+        value = _json(f"{sql}.{backticked(field.name)}", field.dataType, depth, marked=marked)
+        texts += [literal(f"{comma}{json_string(field.name)}:"), value]
+        comma = ","
+    texts.append("'}'")
+    return f"concat({', '.join(texts)})"
 
 
 def _list(sql: str, kind: spark.ArrayType, depth: int, marked: bool) -> str:

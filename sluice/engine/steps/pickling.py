@@ -73,26 +73,31 @@ class Pickled:
     def value(self) -> Any:
         if self.name:
             return _named(self.module, self.file, self.name)
-        # The functions of a script are pickled by value; the pickle of
-        # any other function needs the function's module.
+        # The functions of a script are pickled by value; the pickle of any other function needs the
+        # function's module.
         if self.module != "__main__":
             load_by_name(self.module, self.file)
         return cloudpickle.loads(self.data)
 
 
 class _Pickler(CloudPickler):
-    """Pickles the contents of a script's functions by value, but the script's Structs and Enums by name."""
+    """Pickles a script's functions by value, but the script's Structs and Enums by name."""
 
     @override
     def reducer_override(self, obj: Any) -> Any:
-        if _is_named_class(obj) and obj.__module__ == "__main__" and (file := _file(obj)):
-            return _named, (obj.__module__, file, obj.__qualname__)
+        if _is_named_class(obj) and obj.__module__ == "__main__":
+            file = _file(obj)
+            if file:
+                return _named, (obj.__module__, file, obj.__qualname__)
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 
 
 def _class_within(value: Any) -> type:
-    """Return the class of an instance, or the first member of a union such as `Created | Cancelled`."""
-    return next((member for member in get_args(value) if isinstance(member, type)), type(value))
+    """Return an instance's class, or the first class in a union such as `Created | Cancelled`."""
+    for member in get_args(value):
+        if isinstance(member, type):
+            return member
+    return type(value)
 
 
 def _is_named_class(value: Any) -> bool:
@@ -101,7 +106,7 @@ def _is_named_class(value: Any) -> bool:
 
 
 def _file(owner: Any) -> str:
-    """Return the path of the file that defines a class or a function; empty for built-in classes and functions."""
+    """Return the path of the file that defines a class or a function; empty if it is built in."""
     try:
         return inspect.getsourcefile(owner) or ""
     except TypeError:
@@ -114,8 +119,11 @@ def _named(module: str, file: str, name: str) -> Any:
         return attrgetter(name)(loaded)
     except AttributeError:
         raise EngineError(
-            f"Spark's workers run {file} up to its first TopologyTestDriver, and find no class {name} there.",
-            next_step=f'Define {name} before that, or start the driver below: if __name__ == "__main__":.',
+            f"Spark's workers run {file} up to its first TopologyTestDriver, and find no class "
+            f"{name} there.",
+            next_step=(
+                f'Define {name} before that, or start the driver below: if __name__ == "__main__":.'
+            ),
         ) from None
 
 
@@ -124,8 +132,10 @@ def _load(pickled: Pickled) -> Reference:
 
 
 def _reduce(reference: Reference) -> tuple[Any, tuple[Pickled]]:
-    of = reference.loader if isinstance(reference.loader, Pickled) else Pickled.of(reference.value)
-    return _load, (of,)
+    pickled = reference.loader
+    if not isinstance(pickled, Pickled):
+        pickled = Pickled.of(reference.value)
+    return _load, (pickled,)
 
 
 def load_by_name(module: str, file: str) -> Any:
@@ -146,10 +156,12 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """Return the path of the pipeline's file: on a cluster's executor the driver's copy, elsewhere the original."""
+    """Return the path of the pipeline's file, or on a cluster's executor, of the driver's copy."""
     from pyspark import SparkFiles
 
+    path = Path(file)
     # An executor's host may have another version of the file at the same path, so an executor uses
     # the driver's copy.
-    is_executor = SparkFiles._is_running_on_worker and SparkFiles.getRootDirectory() == "."
-    return Path(SparkFiles.get(Path(file).name)) if is_executor else Path(file)
+    if SparkFiles._is_running_on_worker and SparkFiles.getRootDirectory() == ".":
+        return Path(SparkFiles.get(path.name))
+    return path

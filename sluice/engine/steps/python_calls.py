@@ -1,8 +1,8 @@
-"""Calls an author's Python functions for records: from Spark SQL, or from `arrow_steps` if Arrow computes the steps.
+"""Calls an author's Python functions for records, from Spark SQL or from `arrow_steps`.
 
 The arguments of a call are a flag (whether the record reaches the step), the key, and the value as
 JSON. The result is a struct whose field `error` holds the error that the author's function raised.
-So the error rejects the record instead of ending the run.
+The error therefore rejects the record instead of ending the run.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Function: TypeAlias = Callable[
 
 
 def functions_of(job: Job) -> dict[str, Function]:
-    """Name in SQL → a Python function of the job. The function takes many records."""
+    """Return the job's Python functions, by their names in SQL. They take many records."""
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
 def calls_of(job: Job) -> dict[str, Call | BatchCall]:
-    """Name in SQL → how a Python function of the job is called."""
+    """Return the calls of the job's Python functions, by the functions' names in SQL."""
     calls: dict[str, Call | BatchCall] = {}
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
@@ -69,7 +69,10 @@ class _Calls:
         return value_decoder(self.planned.takes.value if self.planned.takes else Any)
 
     def _json(self, value: Any) -> str | None:
-        """Return the value as JSON. Raises an error if the value is not of the type that the step declares."""
+        """Return the value as JSON.
+
+        Raises an error if the value is not of the type that the step declares.
+        """
         return None if value is None else self._declared.json(value)
 
     @cached_property
@@ -113,13 +116,15 @@ class Call(_Calls):
     def _result(self, function: Callable[..., Any], key: str | None, value: Any) -> dict[str, Any]:
         match self.planned.gives:
             case "nothing":
-                if (result := function(key, value)) is not None:
+                result = function(key, value)
+                if result is not None:
                     require_run(result)
                 return {}
             # As in Python's `if`, any result counts as true or false, except a coroutine or a
             # generator: it would count as true, although the author's code has not run.
             case "condition":
-                if type(result := function(key, value)) is not bool:
+                result = function(key, value)
+                if type(result) is not bool:
                     require_run(result)
                 return {"value": "true" if result else "false"}
             case "key" | "mapped_key":
@@ -143,7 +148,7 @@ class Call(_Calls):
 class BatchCall(_Calls):
     """Calls an author's function for many values at once.
 
-    A null value stays null without a call.
+    The function is not called for null values, which stay null.
     """
 
     batch: FunctionBatch
@@ -155,12 +160,12 @@ class BatchCall(_Calls):
         values: Sequence[str | None],
     ) -> list[Outcome]:
         """Call the function with batches of the values of the records that reach the step."""
-        outcomes: list[Outcome] = [{"value": None} if reaches else None for reaches in passed]
-        chosen = [
-            number
-            for number, reaches in enumerate(passed)
-            if reaches and values[number] is not None
-        ]
+        outcomes: list[Outcome] = []
+        chosen: list[int] = []
+        for number, (reaches, value) in enumerate(zip(passed, values, strict=True)):
+            outcomes.append({"value": None} if reaches else None)
+            if reaches and value is not None:
+                chosen.append(number)
         for begin in range(0, len(chosen), self.batch.size):
             numbers = chosen[begin : begin + self.batch.size]
             texts = [str(values[number]) for number in numbers]
@@ -185,15 +190,13 @@ class BatchCall(_Calls):
                 raise run_ending_error(self.step, error, counted(len(texts), "value")) from error
             if len(texts) == 1:
                 return [{"error": describe_error(error)}]
-            # One value makes the whole call fail. The halves show which value it is.
+            # One value makes the whole call fail. Call each half separately to find this value.
             middle = len(texts) // 2
             return self._outcomes(texts[:middle]) + self._outcomes(texts[middle:])
         if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
             results = results.to_pylist()
-        return [
-            self._outcome(result)
-            for result in listed_results(self.step, results, len(texts), RecordFailed)
-        ]
+        listed = listed_results(self.step, results, len(texts), RecordFailed)
+        return [self._outcome(result) for result in listed]
 
     def _arguments(self, texts: list[str]) -> Any:
         """Return the values as the function takes them."""

@@ -1,4 +1,4 @@
-"""Reports Spark's errors in an author's expressions with the step, file and line of the expression."""
+"""Reports Spark's errors in an author's expressions with the expression's step, file and line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PySparkLogger.getLogger("SQLQueryContextLogger").addFilter(lambda _: False)
 class Unresolved(Exception):
     """Spark cannot resolve a column of a step, or the column cannot be a key.
 
-    `step` is the step's number; None if several steps share the column.
+    `step` is the step's number, or None if several steps share the column.
     """
 
     def __init__(self, step: int | None, error: PySparkException | NoKeyError) -> None:
@@ -31,7 +31,7 @@ class Unresolved(Exception):
 
 
 def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame:
-    """Like `selectExpr`, but raises Unresolved with the column that Spark cannot resolve."""
+    """Do the same as `selectExpr`, but raise Unresolved for a column that Spark cannot resolve."""
     columns = [*columns]
     expressions = [f"{column.sql} AS {_alias(column)}" for column in columns]
     try:
@@ -47,41 +47,56 @@ def select(frame: DataFrame, columns: Iterable[Column], *kept: str) -> DataFrame
 
 
 def _alias(column: Column) -> str:
-    return f"({column.position}, {column.name})" if column.position else f"`{column.name}`"
+    if column.position:
+        return f"({column.position}, {column.name})"
+    return f"`{column.name}`"
 
 
 def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
-    step = None if unresolved.step is None else job.pipeline.steps[unresolved.step]
+    step = None
+    if unresolved.step is not None:
+        step = job.pipeline.steps[unresolved.step]
+    place = _place(job, step)
     if isinstance(unresolved.error, NoKeyError):
         return TopologyError(
-            f"{_where(job, step)} {unresolved.error}.",
+            f"{place} {unresolved.error}.",
             next_step=unresolved.error.next_step,
         )
-    return TopologyError(f"{_where(job, step)} Spark says: {_plain(job, str(unresolved.error))}")
+    return TopologyError(f"{place} Spark says: {_plain(job, str(unresolved.error))}")
 
 
 def no_result_error(job: Job, message: str) -> EngineError | None:
-    """Return the EngineError if Spark's message says that an expression has no result for a record, else None."""
+    """Return an EngineError if, by Spark's message, an expression has no result for a record.
+
+    Return None for other messages.
+    """
     # Spark's message suggests a function that returns null, and contains the column's SQL.
     suggestion = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", message)
     if suggestion is None:
         return None
+    step = None
     column = re.search(r"== SQL [^\n]*\n.* AS `?(\w+)`?\n", message)
+    if column is not None:
+        step = job.step_of(column[1])
     return EngineError(
-        f"{_where(job, job.step_of(column[1]) if column else None)} Spark's error for a record: {suggestion[1]}",
-        next_step="Nothing from the batch was published; the next run retries it. Use a function "
-        "that returns null, or a Python function, whose errors become dead letters. Then rebuild "
-        f"the state of later steps: sluice rebuild {job.pipeline.name}.",
+        f"{_place(job, step)} Spark's error for a record: {suggestion[1]}",
+        next_step=(
+            "Nothing from the batch was published; the next run retries it. Use a function that "
+            "returns null, or a Python function, whose errors become dead letters. Then rebuild "
+            f"the state of later steps: sluice rebuild {job.pipeline.name}."
+        ),
     )
 
 
-def _where(job: Job, step: Step | None) -> str:
+def _place(job: Job, step: Step | None) -> str:
     name = job.pipeline.name
-    return f"{name}:" if step is None else f"{name}: {step}: {step.detail!r}:"
+    if step is None:
+        return f"{name}:"
+    return f"{name}: {step}: {step.detail!r}:"
 
 
 def _plain(job: Job, message: str) -> str:
-    """Spark's message without the query plan, in the author's names."""
+    """Return Spark's message without the query plan, and in the author's names."""
     text = message.strip().split("\n== SQL ==")[0].split(" SQLSTATE:")[0]
     text = re.sub(r"^\[[A-Z_.]+\] ", "", text.strip())
     names = job.field_names

@@ -1,4 +1,4 @@
-"""Reports errors that end a task of Spark's Python workers, where most of an author's functions run."""
+"""Reports errors that end a task of Spark's Python workers, where authors' functions run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, RecordF
 from sluice.plan import Job
 
 _RAISED_BY_TASKS: Mapping[str, type[EngineError]] = {
-    kind.__name__: kind for kind in (EngineError, RecordFailed, BrokersUnreachable, AccessDenied)
+    "EngineError": EngineError,
+    "RecordFailed": RecordFailed,
+    "BrokersUnreachable": BrokersUnreachable,
+    "AccessDenied": AccessDenied,
 }
 _RAISED = re.compile(rf"sluice\.errors\.({'|'.join(_RAISED_BY_TASKS)}): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
@@ -22,8 +25,12 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 
 
 def worker_error(job: Job, message: str) -> EngineError | None:
-    """Return the error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
-    if raised := _RAISED.findall(message):
+    """Return the EngineError that a task raised, or an error if a Python worker has ended.
+
+    Return None if Spark's message says neither.
+    """
+    raised = _RAISED.findall(message)
+    if raised:
         # The last error in a traceback is the error that ended the task. Its text contains the
         # advice to the author.
         name, text = raised[-1]
@@ -33,25 +40,35 @@ def worker_error(job: Job, message: str) -> EngineError | None:
     if _CRASHED not in message:
         return None
     steps = job.python_steps
-    if (place := _place(message, {step.at.partition(":")[0] for step in steps})) is not None:
-        where = f" at {place}"
+    files = {step.at.partition(":")[0] for step in steps}
+    place = _place(message, files)
+    if place is not None:
+        circumstance = f" at {place}"
     elif steps:
-        where = f" while it ran one of these steps: {', '.join(map(str, steps))}"
+        circumstance = f" while it ran one of these steps: {', '.join(map(str, steps))}"
     else:
-        where = ", although the pipeline calls no Python functions there"
+        circumstance = ", although the pipeline calls no Python functions there"
     return EngineError(
-        f"A Python worker of {job.pipeline.name} ended{where}.",
-        next_step="Nothing from the batch was published. Look for a function that ends the process "
-        "(os._exit), crashes in native code, or needs much memory; the kernel's log names a "
-        "process that it killed for lack of memory. Correct the function, or give the machine more "
-        "memory, and run again.",
+        f"A Python worker of {job.pipeline.name} ended{circumstance}.",
+        next_step=(
+            "Nothing from the batch was published. Look for a function that ends the process "
+            "(os._exit), crashes in native code, or needs much memory; the kernel's log names a "
+            "process that it killed for lack of memory. Correct the function, or give the machine "
+            "more memory, and run again."
+        ),
     )
 
 
 def _place(message: str, files: set[str]) -> str | None:
-    """Return the innermost line, preferably of these files, of a crash that Python has reported."""
-    if (crash := _TRACEBACK.search(message)) is None or not (frames := _FRAME.findall(crash[1])):
+    """Return the innermost line, if possible of these files, of a crash that Python reported."""
+    crash = _TRACEBACK.search(message)
+    if crash is None:
         return None
-    lines = [(Path(file).name, line, function) for file, line, function in frames]
-    file, line, function = next((frame for frame in lines if frame[0] in files), lines[0])
-    return f"{file}:{line}, in {function}"
+    places: list[str] = []
+    for path, line, function in _FRAME.findall(crash[1]):
+        file = Path(path).name
+        place = f"{file}:{line}, in {function}"
+        if file in files:
+            return place
+        places.append(place)
+    return places[0] if places else None

@@ -1,4 +1,4 @@
-"""The orders example: sample orders generated from a seed, and expected totals computed without Sluice.
+"""The orders example: sample orders from a seed, and expected totals computed without Sluice.
 
 The pipeline is `spark_jobs/orders.py`, its REST API `spark_jobs/orders_routes.py`.
 """

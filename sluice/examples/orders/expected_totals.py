@@ -1,4 +1,4 @@
-"""The expected results of the orders pipeline, computed with plain `json` and `decimal` from the bytes of the topic.
+"""The expected results of the orders pipeline, computed with plain `json` and `decimal`.
 
 The computation uses no code of Sluice, so that Sluice's answers can be compared with its results.
 The rules:
@@ -60,7 +60,7 @@ class Order:
 
 @dataclass
 class Totals:
-    """The expected contents of the eight stores, the orders by amount, the number of dead letters and late records."""
+    """The expected contents of the stores, orders by amount, dead letters and late records."""
 
     running: dict[tuple[str, str], Total] = field(default_factory=dict)
     """(order type, location) → totals."""
@@ -106,22 +106,22 @@ class Totals:
         stores: dict[str, dict[Any, Any]] = {}
         for kind in TYPES:
             prefix = f"{kind.lower()}_orders"
-            running: dict[Any, Total] = {}
+            totals: dict[str, dict[Any, Total]] = {"": {}, "_window": {}}
             for (order_type, location), total in self.running.items():
                 if order_type == kind:
-                    running[location] = total
-            windows: dict[Any, Total] = {}
+                    totals[""][location] = total
             for (order_type, location, start), total in self.windows.items():
                 if order_type == kind:
-                    windows[location, start] = total
-            for suffix, totals in (("", running), ("_window", windows)):
-                stores[f"{prefix}_count{suffix}"] = {key: total[0] for key, total in totals.items()}
-                stores[f"{prefix}_revenue{suffix}"] = dict(totals)
+                    totals["_window"][location, start] = total
+            for suffix, total_by_key in totals.items():
+                counts = {key: count for key, (count, _) in total_by_key.items()}
+                stores[f"{prefix}_count{suffix}"] = counts
+                stores[f"{prefix}_revenue{suffix}"] = dict(total_by_key)
         return stores
 
 
 def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
-    """Return the totals of (partition, value) pairs, which are in offset order within each partition."""
+    """Return the totals of (partition, value) pairs, which are in offset order by partition."""
     result = Totals()
     now_ms = int(time.time() * 1000)
     for partition, value in records:
@@ -134,13 +134,12 @@ def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
 
     `kafka` has librdkafka settings.
     """
-    return totals(
-        (message.partition() or 0, message.value()) for message in read_topic(kafka, topic)
-    )
+    messages = read_topic(kafka, topic)
+    return totals((message.partition() or 0, message.value()) for message in messages)
 
 
 def read(value: bytes | None, now_ms: int) -> Order:
-    """Parse a record's value as an order. Raises _BadError for an invalid order."""
+    """Parse a record's value as an order. Raise _BadError for an invalid order."""
     if not value:
         raise _BadError("null_value" if value is None else "empty_value")
     try:
@@ -189,7 +188,9 @@ def _time(text: str) -> int:
     except ValueError:
         raise _BadError("contract") from None
     # A time without a zone is in UTC.
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return int(when.timestamp() * 1000)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -206,4 +207,6 @@ def _no_number(_: str) -> Iterator[None]:
 
 
 def _plus(total: Total | None, amount: Decimal) -> Total:
-    return (1, amount) if total is None else (total[0] + 1, total[1] + amount)
+    if total is None:
+        return 1, amount
+    return total[0] + 1, total[1] + amount

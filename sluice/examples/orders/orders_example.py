@@ -25,14 +25,19 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def answers(count: int, revenue: Decimal) -> dict[str, Any]:
-    """Path → expected answer about the shop store_1234, given the number and revenue of its general orders."""
+    """Return the expected answers by path, given the figures of store_1234's general orders."""
     total = {"locationId": STORE_1234, "runnuingOrderCount": count, "runningRevenue": revenue}
     return {
-        f"/v1/orders/count/general_orders?location_id={STORE_1234}": {"locationId": STORE_1234, "orderCount": count},
-        f"/v1/orders/revenue/general_orders?location_id={STORE_1234}": {
-            "locationId": STORE_1234, "orderType": "GENERAL", "totalRevenue": total,
+        f"/v1/orders/count/general_orders?location_id={STORE_1234}": {
+            "locationId": STORE_1234,
+            "orderCount": count,
         },
-    }  # fmt: skip
+        f"/v1/orders/revenue/general_orders?location_id={STORE_1234}": {
+            "locationId": STORE_1234,
+            "orderType": "GENERAL",
+            "totalRevenue": total,
+        },
+    }
 
 
 def expected(records: Iterable[Sample]) -> Results:
@@ -50,18 +55,20 @@ def expected(records: Iterable[Sample]) -> Results:
     expected_totals = totals(values)
     results = Results(dead_letters=expected_totals.dead_letters)
     for (kind, location, amount), count in expected_totals.amounts.items():
-        value = {"locationId": location, "finalAmount": amount}
-        results.streams.setdefault(f"{kind.lower()}_orders", Counter())[
-            location, canonical(value)
-        ] += count
+        record_text = canonical({"locationId": location, "finalAmount": amount})
+        stream = results.streams.setdefault(f"{kind.lower()}_orders", Counter())
+        stream[location, record_text] += count
     for name, rows in expected_totals.stores().items():
-        is_revenue = "revenue" in name
+        store = results.stores.setdefault(name, {})
         for key, total in rows.items():
-            value = (
-                {"runningOrderCount": total[0], "runningRevenue": total[1]} if is_revenue else total
-            )
-            place = (key[0], key[1], key[1] + WINDOW_MS) if name.endswith("_window") else key
-            results.stores.setdefault(name, {})[place] = value
+            value = total
+            if "revenue" in name:
+                value = {"runningOrderCount": total[0], "runningRevenue": total[1]}
+            if name.endswith("_window"):
+                location, start = key
+                store[location, start, start + WINDOW_MS] = value
+            else:
+                store[key] = value
         if name.endswith("_revenue"):
             table: dict[Any, Any] = {}
             for location, (number, revenue) in rows.items():

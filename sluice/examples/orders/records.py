@@ -55,7 +55,9 @@ class _Order(NamedTuple):
         """Return the order as JSON text. Arguments replace the order's own values."""
         return (
             f'{{"orderId":{number or self.number},"locationId":"{self.location}",'
-            f'"finalAmount":{amount or _money(self.cents)},"orderType":"{kind or self.kind}","orderLineItems":['
+            f'"finalAmount":{amount or _money(self.cents)},'
+            f'"orderType":"{kind or self.kind}",'
+            '"orderLineItems":['
             f'{{"item":"Bananas","count":2,"amount":2.00}},'
             f'{{"item":"Iphone Charger","count":1,"amount":{_money(self.cents - 200)}}}],'
             f'"orderedDateTime":"{when or self.when}"{more}}}'
@@ -83,21 +85,24 @@ _BAD: tuple[tuple[str, Callable[[_Order], str]], ...] = (
 
 def store_ids(count: int) -> list[str]:
     """Return the names of `count` stores; the first is store_1234."""
-    others = (f"store_{number}" for number in range(count + 1))
-    return [STORE_1234, *(name for name in others if name != STORE_1234)][:count]
+    names = [STORE_1234]
+    for number in range(count + 1):
+        name = f"store_{number}"
+        if name != STORE_1234:
+            names.append(name)
+    return names[:count]
 
 
 def stores(count: int) -> Iterator[tuple[str, bytes]]:
     """Yield the key and value of every sample store, for the topic `stores`."""
     for number, location in enumerate(store_ids(count), start=1):
-        yield (
-            location,
-            (
-                f'{{"locationId":"{location}","address":{{"addressLine1":"{number} Street 1","addressLine2":"",'
-                f'"city":"City{number % 20}","state":"State{number % 5}","zip":"{10000 + number}"}},'
-                f'"contactNum":"{1234567890 + number}"}}'
-            ).encode(),
+        store = (
+            f'{{"locationId":"{location}",'
+            f'"address":{{"addressLine1":"{number} Street 1","addressLine2":"",'
+            f'"city":"City{number % 20}","state":"State{number % 5}","zip":"{10000 + number}"}},'
+            f'"contactNum":"{1234567890 + number}"}}'
         )
+        yield location, store.encode()
 
 
 def orders(
@@ -110,11 +115,9 @@ def orders(
 ) -> Iterator[Sample]:
     """Yield `count` orders of `stores` stores, 200 per second of event time.
 
-    A few are out of order.
-
-    The first order is placed at `start_ms`. A share of about `bad_share` of the records are
-    invalid, in various ways; a share of about `late_share` are two minutes old, so that most of
-    them arrive after their window has closed.
+    A few are out of order. The first order is placed at `start_ms`. A share of about `bad_share` of
+    the records are invalid, in various ways; a share of about `late_share` are two minutes old, so
+    that most of them arrive after their window has closed.
     """
     random = Random(seed)
     locations = store_ids(stores)
@@ -133,8 +136,11 @@ def orders(
             kind="GENERAL" if random.random() < 0.5 else "RESTAURANT",
             when=second_of(second),
         )
-        reason, write = random.choice(_BAD) if random.random() < bad_share else (_GOOD, _Order.json)
-        yield Sample(order.location, write(order).encode(), second * 1000, reason)
+        reason, text = _GOOD, order.json()
+        if random.random() < bad_share:
+            reason, write = random.choice(_BAD)
+            text = write(order)
+        yield Sample(order.location, text.encode(), second * 1000, reason)
 
 
 def messages(
@@ -143,14 +149,13 @@ def messages(
     seed: int | str,
     start_s: float | str,
 ) -> Iterator[tuple[str, bytes]]:
-    """Keys and values of sample orders, for a templated operator.
+    """Yield the keys and values of sample orders, for a templated operator.
 
     The first order is placed at `start_s` (epoch seconds).
     """
     # Airflow renders templates to texts.
-    for sample in orders(
-        int(count), int(stores), int(seed), bad_share=0.002, start_ms=int(float(start_s)) * 1000
-    ):
+    start_ms = int(float(start_s)) * 1000
+    for sample in orders(int(count), int(stores), int(seed), bad_share=0.002, start_ms=start_ms):
         yield sample.key, sample.value
 
 
@@ -160,7 +165,7 @@ def store_messages(count: int | str) -> Iterator[tuple[str, bytes]]:
 
 
 class _Seconds:
-    """Converts epoch seconds to ISO text, with a cache because hundreds of orders share a second."""
+    """Converts epoch seconds to ISO text. Caches texts, because many orders share a second."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}

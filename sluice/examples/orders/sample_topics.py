@@ -38,14 +38,10 @@ def create_order_topics(kafka: Mapping[str, str], topic: str = "orders") -> tupl
     The topics keep records forever, because Kafka deletes by timestamp and the sample orders have
     old timestamps.
     """
-    return create_topics(
-        kafka,
-        [
-            *(Topic(name, PARTITIONS, 1, _FOREVER) for name in (topic, *OUTPUTS)),
-            Topic("orders_dead_letters", 1, 1, _FOREVER),
-            Topic("stores", 1, 1, {"cleanup.policy": "compact"}),
-        ],
-    )
+    topics = [Topic(name, PARTITIONS, 1, _FOREVER) for name in (topic, *OUTPUTS)]
+    topics.append(Topic("orders_dead_letters", 1, 1, _FOREVER))
+    topics.append(Topic("stores", 1, 1, {"cleanup.policy": "compact"}))
+    return create_topics(kafka, topics)
 
 
 def produce_orders(
@@ -68,7 +64,8 @@ def produce_orders(
     created = create_order_topics(kafka, topic)
     produce(kafka, "stores", ((key, value, 0) for key, value in sample_stores(stores)))
     sent = _Sent(progress)
-    produce(kafka, topic, sent.count(orders(count, stores, seed, bad_share, late_share, start_ms)))
+    samples = orders(count, stores, seed, bad_share, late_share, start_ms)
+    produce(kafka, topic, sent.count(samples))
     return Produced(sent.orders, stores, sent.bad, time.monotonic() - began, created)
 
 
