@@ -304,11 +304,24 @@ class PipelineHealth(StrEnum):
     """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
     BEHIND = "behind"
     """There are unread records, but no run."""
+    IDLE = "idle"
     NOT_STARTED = "not_started"
     """The pipeline has never run."""
     RETIRED = "retired"
     """The pipeline is no longer run: see `sluice retire`."""
-    IDLE = "idle"
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An attempt of Airflow to run the task of a run."""
+
+    number: int
+    state: str
+    """The state in Airflow, such as `running`, `success` or `failed`."""
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    log: str
+    """Path of the attempt's log in Airflow."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -322,6 +335,10 @@ class Run(msgspec.Struct, frozen=True):
     """Path in Airflow of the log of the run's failed task, or of its last task."""
     action: str
     """The action of the run: `run`, `replay`, `promote` or `drop`."""
+    queued_at: datetime | None = None
+    """When the run was asked for."""
+    attempts: list[Attempt] = []
+    """The attempts of the run's task, oldest first; empty in the overview."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
@@ -349,7 +366,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""
     lag: list[PartitionLag]
     lag_error: str
-    """Why the lag is unknown; an empty text if it is known."""
+    """Why the lag is unknown; an empty text if it is known. For a pipeline that has never run: what
+    it waits for, as far as that is known."""
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records.
 
@@ -363,6 +381,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
     """Whether you may start runs of the pipeline and re-drive its dead letters."""
+    newest_event: datetime | None
+    """The largest event time in the newest snapshot; None if no record had an event time."""
+    records: list[int]
+    """The number of records of each of the newest 30 batches, oldest first."""
+    tags: list[str]
+    """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -398,6 +422,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Path in Airflow of the task's log; an empty text for a run without Airflow."""
     wrong: list[str]
     """The reasons why the audit does not balance; an empty list if it balances."""
+    newest_event: datetime | None
+    """The largest event time up to this batch; None if no record had an event time."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

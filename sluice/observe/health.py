@@ -42,10 +42,9 @@ def failures_of(
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
 
-    A missing input is no failure of a pipeline that is not to run: one that has never run, unless
-    its trigger has recorded that it waits, or one that is retired.
+    A missing input is no failure of a pipeline that has never run, or that is retired.
     """
-    failures = [*figures.failures.get(pipeline, ())]
+    failures = recorded_failures(figures, pipeline)
     recorded = {failure.kind for failure in failures}
     generation = figures.generations.get(pipeline)
     if calm_of(figures, pipeline) is not None or generation is None:
@@ -59,6 +58,27 @@ def failures_of(
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
     return failures
+
+
+def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
+    """Return the failures that the ledger has of a pipeline.
+
+    The trigger of a pipeline that has never run records that it waits for its topics. Nothing that
+    has worked is broken then, so this is no failure: see `awaited_by`.
+    """
+    failures = figures.failures.get(pipeline, ())
+    if calm_of(figures, pipeline) != "not_started":
+        return [*failures]
+    return [failure for failure in failures if failure.kind != "input"]
+
+
+def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
+    """Return why a pipeline that has never run could not run; empty if its trigger has not said so."""
+    if calm_of(figures, pipeline) == "not_started":
+        for failure in figures.failures.get(pipeline, ()):
+            if failure.kind == "input":
+                return failure.detail
+    return ""
 
 
 def input_away(

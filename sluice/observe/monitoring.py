@@ -18,6 +18,8 @@ from sluice.state.ledger.snapshots import KeptBatches
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 
 DAY = timedelta(hours=24)
+_LATEST_MS = 253_402_300_800_000
+"""Epoch ms of the end of the year 9999, after which Python has no times."""
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or the topic does not accept; audits count
 both together."""
@@ -102,13 +104,14 @@ def batches(
     info: GenerationInfo,
     limit: int,
     airflow: str = "",
+    since: datetime | None = None,
 ) -> list[answers.BatchHistory]:
     """The newest batches of a pipeline's current generation, newest first.
 
-    `airflow` is Airflow's root path.
+    `airflow` is Airflow's root path. With `since`, only batches published at this time or later.
     """
-    snapshots = ledger.snapshots.recent(info.pipeline, limit)
-    audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, limit)}
+    snapshots = ledger.snapshots.recent(info.pipeline, limit, since)
+    audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, len(snapshots) or 1)}
     return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
 
 
@@ -230,7 +233,16 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         run=snapshot.run,
         log=log_path(snapshot.run, airflow),
         wrong=audit.wrong if audit else [],
+        newest_event=newest_event(snapshot),
     )
+
+
+def newest_event(snapshot: Snapshot) -> datetime | None:
+    """Return the largest event time up to a snapshot; None if no record had one that Python knows."""
+    newest = max(snapshot.stream_times.values(), default=None)
+    if newest is None or not 0 <= newest < _LATEST_MS:
+        return None
+    return datetime.fromtimestamp(newest / 1_000, UTC)
 
 
 def _generation(
