@@ -471,6 +471,25 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     redriven_at: datetime | None
     not_redrivable: str
     """Why the record cannot be re-driven; an empty text if it can be re-driven."""
+    redriven_to: str
+    """TOPIC/PARTITION/OFFSET of the record that was written again; empty if it was not re-driven."""
+    failed_again: bool
+    """Whether the re-driven record has become a dead letter again."""
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The matching dead letters with the same reason and step."""
+
+    reason: str
+    step: str
+    """An empty text for records that no step has processed."""
+    count: int
+    redriven: int
+    """How many of them were re-driven."""
+    failed_again: int
+    """How many of the re-driven records have become dead letters again."""
+    example: DeadLetter
+    """The newest of them."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
@@ -483,6 +502,27 @@ class DeadLetters(msgspec.Struct, frozen=True):
     complete: bool
     """Whether the search reached the end of the topic within its time limit."""
     dead_letters: list[DeadLetter]
+    groups: list[DeadLetterGroup]
+    """The matching dead letters by reason and step, the largest group first."""
+    contracts: dict[str, dict[str, str]]
+    """Topic or pattern that the pipeline reads → the fields of its values, with their types."""
+
+
+class FieldProblem(msgspec.Struct, frozen=True):
+    """What is wrong with a field of a value."""
+
+    path: str
+    """Such as `lines[0].price`; empty for the value as a whole."""
+    detail: str
+
+
+class ContractCheck(msgspec.Struct, frozen=True):
+    """What is wrong with a value, according to the contract of its topic."""
+
+    topic: str
+    has_contract: bool
+    """Whether the contract is known; without it, nothing is checked."""
+    problems: list[FieldProblem]
 
 
 class Redriven(msgspec.Struct, frozen=True):

@@ -292,7 +292,7 @@ def _box(node: nodes.Node, x: int, y: int) -> str:
     inputs = " ".join(str(parent.number) for parent in nodes.parents(node))
     first_line, second_line = escape(_short(title(node), 34)), escape(_short(detail(node), 38))
     return (
-        f'<g data-number="{node.number}" data-inputs="{inputs}">'
+        f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}">'
         f"<title>{escape(title(node))}: {escape(detail(node))}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" '
         f'fill="{fill}" stroke="#64748b"/>'

@@ -1,10 +1,11 @@
 // A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
 
 import { curl, get, getExact, part, query } from "./api.js";
-import { chart } from "./chart.js";
+import { pointsChart } from "./charts.js";
 import { badge, button, card, element, link, table } from "./dom.js";
 import { ago, duration, json, number, time } from "./format.js";
-import { kind, storePath, workers } from "./pipeline.js";
+import { uPlot } from "./library.js";
+import { kind, storePath, workers } from "./stores.js";
 
 export async function stores() {
   const all = await get("/stores", { entries: true });
@@ -32,7 +33,7 @@ const TIMES = [["from", "From", "2026-11-21T12:00"], ["to", "To", "2026-11-21T13
 const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
 
 export async function store([pipeline, name], search) {
-  const info = (await get("/stores")).find((candidate) => candidate.pipeline === pipeline && candidate.store === name);
+  const info = (await get("/stores", { pipeline })).find((candidate) => candidate.store === name);
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const hash = storePath(pipeline, name);
   const head = [
@@ -103,7 +104,7 @@ async function entries(pipeline, name, given, isWindowed) {
   }
   const { cursor: before, ...same } = given;
   return [
-    given.key !== undefined && isWindowed && windowsChart(given.key, answer.entries),
+    given.key !== undefined && isWindowed && (await windowsChart(given.key, answer.entries)),
     card("Values",
       element("p", { class: "quiet", role: "status" }, `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
         element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed"),
@@ -144,7 +145,7 @@ const isNumber = (data) => typeof data === "number" || isExact(data);
 // A number that keeps its digits; see `getExact`.
 const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
 
-function windowsChart(key, all) {
+async function windowsChart(key, all) {
   const series = new Map();
   for (const entry of all) {
     const numbers = isObject(entry.value) ? Object.entries(entry.value) : [["value", entry.value]];
@@ -155,8 +156,9 @@ function windowsChart(key, all) {
     }
   }
   if (!series.size) return null;
+  const library = await uPlot();
   return element("section", { class: "charts", "aria-label": `Windows of ${key}` },
-    [...series].map(([name, points]) => element("div", { class: "card" }, chart(`${name}, by window`, [{ name, points }]))));
+    [...series].map(([name, points]) => pointsChart(library, `${name}, by window`, [{ name, points }])));
 }
 
 async function difference(pipeline, name, given) {

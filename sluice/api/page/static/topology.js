@@ -1,0 +1,78 @@
+// The topology of a pipeline, with the records of the chosen time, and what is known about the chosen node.
+
+import { address, part } from "./api.js";
+import { badge, card, element, link } from "./dom.js";
+import { number } from "./format.js";
+import { drawGraph, readGraph } from "./graph.js";
+import { dagre } from "./library.js";
+
+const graphs = new Map();
+
+// The nodes of a pipeline's topology; an empty list if nobody knows the topology.
+export async function nodesOf(name, edition) {
+  const key = `${name} ${edition}`;
+  if (!graphs.has(key)) {
+    const answer = await fetch(address(`/pipelines/${part(name)}/topology?format=svg`));
+    graphs.set(key, answer.ok ? readGraph(await answer.text()) : []);
+  }
+  return graphs.get(key);
+}
+
+export async function topologyTab({ name, overview, batches, chosen, hash, period }) {
+  const nodes = await nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file");
+  if (!nodes.length) return card("Topology", element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."));
+  const links = new Map(nodes.map((node) => [node.number, `${hash}/topology?node=${node.number}`]));
+  const counts = countsOf(nodes, batches);
+  const failing = failingSteps(nodes, batches);
+  const node = nodes.find((candidate) => String(candidate.number) === chosen);
+  const drawn = drawGraph(name, nodes, await dagre(), { links, counts, failing, chosen: node?.number ?? null });
+  return [
+    element("section", { class: "card", "data-island": "topology", "data-version": JSON.stringify([name, [...counts], [...failing], chosen]) },
+      drawn,
+      element("p", { class: "quiet" }, !overview.snapshot ? "" : batches.length ? `The numbers count the records of ${number(batches.length)} ${batches.length === 1 ? "batch" : "batches"}, ${period}. ` : "Nothing has been processed in this time. ",
+        "Choose a node to see more.")),
+    node && details(name, node, nodes, overview, batches, counts),
+  ];
+}
+
+function details(name, node, nodes, overview, batches, counts) {
+  const own = `#/pipelines/${part(name)}`;
+  const facts = [];
+  const fact = (term, ...value) => facts.push(element("dt", {}, term), element("dd", {}, value));
+  if (node.detail) fact("Does", element("code", {}, node.detail));
+  if (node.inputs.length) fact("Reads from", nodes.filter(({ number: candidate }) => node.inputs.includes(candidate)).map(({ title }) => title).join(", "));
+  if (counts.has(node.number)) fact("Records", counts.get(node.number).title);
+  if (node.kind === "source") {
+    const lag = overview.lag.filter(({ topic }) => topic === node.name);
+    fact("Unread", lag.length ? lag.map((each) => `partition ${each.partition}: ${number(each.unread)}`).join(", ") : overview.lag_error || "unknown");
+  }
+  const failed = batches.reduce((sum, batch) => sum + (batch.failed[node.name] ?? 0), 0);
+  if (failed) fact("Failed", badge(`${number(failed)} records`, "failed"));
+  return card(node.title, element("dl", {}, facts), element("p", { class: "actions" },
+    node.kind === "store" && overview.snapshot && link(`${own}/stores/${part(node.name)}`, `Open the store ${node.name}`),
+    overview.snapshot && link(`${own}/dead-letters${node.kind === "step" ? `?step=${part(node.name)}` : ""}`, node.kind === "step" ? "Dead letters of this step" : "Dead letters")));
+}
+
+function failingSteps(nodes, batches) {
+  const failed = new Set(batches.slice(0, 5).flatMap((batch) => Object.keys(batch.failed)));
+  return new Set(nodes.filter((node) => failed.has(node.name) && node.kind !== "source").map((node) => node.number));
+}
+
+// Number of a node → its records in these batches.
+function countsOf(nodes, batches) {
+  const sums = { read: new Map(), written: new Map(), late: new Map(), failed: new Map() };
+  for (const batch of batches) {
+    for (const [what, byName] of Object.entries(sums)) {
+      for (const [name, count] of Object.entries(batch[what])) byName.set(name, (byName.get(name) ?? 0) + count);
+    }
+  }
+  const counts = new Map();
+  for (const node of nodes) {
+    const what = { source: "read", sink: "written", store: "late" }[node.kind] ?? "failed";
+    const count = sums[what].get(node.name);
+    if (!count) continue;
+    const unit = what === "late" || what === "failed" ? ` ${what}` : "";
+    counts.set(node.number, { text: number(count) + unit, title: `${number(count)} records ${what === "late" ? "too late" : what}` });
+  }
+  return counts;
+}
