@@ -59,7 +59,7 @@ function isBusy() {
 function replace(content, isSame) {
   const focused = isSame && document.activeElement?.textContent;
   const scrolled = isSame ? [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft) : [];
-  const opened = isSame ? new Set([...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent)) : new Set();
+  const opened = isSame ? new Set([...document.querySelectorAll("details[open]")].map(keyOf)) : new Set();
   const done = isSame && document.getElementById("done");
   const input = isSame && document.activeElement?.matches("input[type=search]") ? document.activeElement : null;
   const fresh = element("div", {}, [content].flat(5));
@@ -70,13 +70,15 @@ function replace(content, isSame) {
   }
   byId("view").replaceChildren(...fresh.childNodes);
   if (input) restoreInput(input);
-  for (const summary of document.querySelectorAll("details > summary")) if (opened.has(summary.textContent)) summary.parentElement.open = true;
+  for (const details of document.querySelectorAll("details")) if (opened.has(keyOf(details))) details.open = true;
   document.querySelectorAll(".scroll, .drawing").forEach((node, index) => { node.scrollLeft = scrolled[index] ?? 0; });
   // The result of the last action stays until the next action, or until another view.
   if (done) document.getElementById("done")?.replaceWith(done);
   if (focused && !input) [...byId("view").querySelectorAll("button, a, summary")].find((node) => node.textContent === focused)?.focus();
   if (!isSame) byId("view").focus({ preventScroll: true });
 }
+
+const keyOf = (details) => details.dataset.key ?? details.querySelector("summary").textContent;
 
 function restoreInput(before) {
   const input = byId("view").querySelector("input[type=search]");

@@ -21,13 +21,13 @@ export const deadLetters = tabView("dead-letters", async ({ name, overview, sear
   const send = (chosen, what) => redrive(name, path, { ...chosen, ...(since ? { since } : {}) }, what, refresh);
   const context = { name, path, own, given, since, send, refresh, mayEdit: overview.may_edit, contracts: answer.contracts };
   return [
-    times(own, given, answer),
+    times(context, answer),
     answer.groups.length ? groups(answer.groups, context) : card("None", element("p", {}, given.since === "all" ? "There are no dead letters." : ["There were none in this time. ", link(`${own}${query({ since: "all" })}`, "Show all")])),
     opened && element("section", { "aria-label": "Dead letters of the group", class: "stack" },
       element("h2", {}, `${given.reason ?? "All reasons"}${given.step ? ` in ${given.step}` : ""}: the newest ${counted(opened.dead_letters.length, "dead letter")}`),
       opened.dead_letters.map((letter) => letterCard(letter, context))),
   ];
-});
+}, (search) => !search.has("reason")); // somebody may be correcting a value
 
 // An empty step is a choice, too, so it must stay in the query.
 function letters(path, parameters, step) {
@@ -36,12 +36,14 @@ function letters(path, parameters, step) {
   return get(`${path}${text}${more}`);
 }
 
-function times(own, given, answer) {
+function times({ own, given, send, mayEdit }, answer) {
+  const mayRedrive = mayEdit && answer.groups.some((group) => !group.step && group.count > group.redriven);
   const total = Object.values(answer.reasons).reduce((sum, count) => sum + count, 0);
   const { since: _since, ...rest } = given;
   const choice = (since, text) => element("a", { class: "choice", href: own + query({ ...rest, since }), "aria-current": (given.since ?? "") === since ? "true" : null }, text);
   return element("nav", { class: "choices", "aria-label": "Time" }, choice("", "Last 24 hours"), choice("all", "All times"),
     element("span", { class: "quiet" }, counted(total, "dead letter")),
+    mayRedrive && button("Re-drive all that could not be read", () => send({}, "all records that could not be read")),
     !answer.complete && badge("the search took too long: there are more", "behind"));
 }
 
@@ -71,6 +73,7 @@ function letterCard(letter, context) {
   const contract = contracts[topic];
   const work = element("div", { class: "sides" });
   const details = element("details", {
+    "data-key": letter.place,
     ontoggle: () => { if (details.open && !work.childElementCount) fill(work, letter, topic, contract, context); },
   }, element("summary", {}, "Record, headers and contract"), work);
   return element("article", { class: "card letter" },

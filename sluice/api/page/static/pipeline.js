@@ -20,8 +20,8 @@ const MOST_BATCHES = 5_000;
 
 export const optional = (answer) => answer.catch((error) => (error.status === 404 ? [] : Promise.reject(error)));
 
-// A view of one tab. `content`: (context) → nodes.
-export function tabView(tab, content) {
+// A view of one tab. `content`: (context) → nodes. `isLive`: whether it is shown again when something has changed.
+export function tabView(tab, content, isLive = () => true) {
   return async (path, search, { refresh }) => {
     const [name] = path;
     const [overview] = await get("/overview", { pipeline: name });
@@ -31,6 +31,7 @@ export function tabView(tab, content) {
     return {
       title: tab ? `${TABS.find(([id]) => id === tab)[1]} of ${name}` : name,
       affects: name,
+      live: isLive(search),
       content: [
         heading(overview, context.act),
         element("div", { role: "status", id: "done" }, ""),

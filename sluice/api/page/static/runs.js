@@ -94,7 +94,7 @@ function bar({ begun, segments, ...shown }, longest) {
 function sentence({ segments, batches }) {
   const sums = new Map();
   for (const { kind, from, to } of segments) sums.set(kind, (sums.get(kind) ?? 0) + to - from);
-  const parts = [...sums].sort(([, a], [, b]) => b - a).map(([kind, ms]) => `${KINDS[kind]} ${duration(ms / 1000)}`);
+  const parts = [...sums].sort(([, a], [, b]) => b - a).slice(0, 4).map(([kind, ms]) => `${KINDS[kind]} ${duration(ms / 1000)}`);
   const records = batches.reduce((sum, { batch }) => sum + batch.records, 0);
   return [`${counted(batches.length, "batch", "batches")}, ${number(records)} records`, ...parts].join(" · ");
 }
