@@ -258,13 +258,15 @@ def find_dead_letters(
     if topic_id is None:
         return matches
     matches.markers = redrive_markers(kafka, pipeline, topic_id)
-    places: set[Place] = set()
+    redriven: dict[Place, datetime] = {}
     for marker in matches.markers.values():
-        places.add((marker.topic, marker.partition, marker.offset))
+        redriven[marker.topic, marker.partition, marker.offset] = marker.at
     until = time.monotonic() + _READ_SECONDS
     # A record that was re-driven may have failed again for another reason, so all are read.
     for letter in chosen_letters(kafka, pipeline, DeadLetterFilter(since=chosen.since)):
-        if letter.source in places:
+        # An older dead letter is of a record that was at the same position before, in a topic that
+        # was deleted and created again.
+        if letter.source in redriven and letter.at >= redriven[letter.source]:
             matches.failed_again.add(letter.source)
         if not chosen.matches(letter):
             continue

@@ -191,7 +191,7 @@ def _publish_day(
                 stream_times={f"count/{topic}/0": event_ms},
             ),
             msgspec.structs.replace(
-                make_audit(states.batch, lease.epoch, source),
+                make_audit(states.batch, lease.epoch, source), checksums={},
                 pipeline=states.pipeline, phases=phases,
             ),
             batch=Batch(

@@ -44,7 +44,7 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
     cursor: { sync: { key: "time" }, drag: { x: Boolean(select), y: false, setScale: false }, points: { size: 6 } },
     scales: { x: { time: true, range: [period.from, period.to] }, y: { range: (_, _low, high) => [0, high > 0 ? high * 1.08 : 1] } },
     axes: [
-      { ...axis, space: 64, values: (_, splits) => labels(splits) },
+      { ...axis, space: 64, size: 30, values: (_, splits) => labels(splits) },
       { ...axis, size: 58, values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
     ],
     series: [{}, ...columns.map((index) => ({
@@ -79,13 +79,15 @@ function stack(series) {
 }
 
 const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const second = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
 function labels(splits) {
+  const clock = splits.length > 1 && splits[1] - splits[0] < 60_000 ? second : hour;
   return splits.map((at, index) => {
     const before = splits[index - 1];
     const isNewDay = index > 0 && new Date(before).toDateString() !== new Date(at).toDateString();
-    return isNewDay ? date.format(at) : hour.format(at);
+    return isNewDay ? date.format(at) : clock.format(at);
   });
 }
 

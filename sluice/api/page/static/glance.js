@@ -22,8 +22,9 @@ export const glance = tabView("", async (context) => {
     const drawn = await topologyTab({ ...context, batches, chosen: null, period: context.period.text });
     return [notStarted(overview), answers(does(context, nodes), last(context, batches, runs)), drawn];
   }
+  const newest = batches.length ? batches : await optional(get(`/pipelines/${part(name)}/batches`, { limit: 1 }));
   return [
-    answers(right(context, batches), fresh(context, batches), does(context, nodes), last(context, batches, runs)),
+    answers(right(context, batches, newest[0]), fresh(context, batches), does(context, nodes), last(context, batches, runs)),
     choosePeriod(context, ""),
     await charts(context, batches),
     batchList(batches),
@@ -43,12 +44,13 @@ function notStarted(overview) {
     element("p", { class: "quiet" }, overview.paused ? "Its DAG is paused: unpause it in Airflow, and its first run starts when its topics have records." : "Its first run starts when its topics have records."));
 }
 
-function right({ overview, period }, batches) {
+function right({ overview, period }, batches, newest) {
   const wrong = batches.filter((batch) => batch.wrong.length);
   const rejected = rejectedTotal(overview.dead_letters);
   const late = batches.reduce((sum, batch) => sum + rejectedTotal(batch.late), 0);
   const path = `#/pipelines/${part(overview.pipeline)}`;
-  let headline = [badge("no batch", ""), ` ${period.text}`];
+  let headline = [badge("no batch"), ` ${period.text}`];
+  if (newest && !batches.length) headline = newest.wrong.length ? [badge("an audit does not balance", "failed"), ` ${newest.snapshot}: ${newest.wrong[0]}`] : [badge("yes", "success"), " the newest batch balances, ", ago(newest.published_at)];
   if (wrong.length) headline = [badge("an audit does not balance", "failed"), ` ${wrong[0].snapshot}: ${wrong[0].wrong[0]}`];
   else if (batches.length) headline = [badge("yes", "success"), batches.length === 1 ? " the audit of the only batch balances" : ` the audits of all ${number(batches.length)} batches balance`];
   return answer("Is it right?", headline,

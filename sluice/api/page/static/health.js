@@ -43,7 +43,7 @@ function failureLine(same) {
   const who = alone ? link(pipelinePath(names[0]), element("b", {}, names[0]))
     : [element("b", {}, `${names.length} pipelines`), " (", names.map((name, index) => [index > 0 && ", ", link(pipelinePath(name), name)]), ")"];
   const more = [failure.next_step, alone && failure.outlook].filter(Boolean).join(" ");
-  return element("li", {}, element("div", {}, who, ", ", ago(since), `: ${failure.title}. ${failure.detail}`, more && element("div", { class: "next" }, more)), alone && step(pipeline, failure));
+  return element("li", {}, element("div", {}, who, ", ", ago(since), `: ${failure.title}. ${failure.detail} `, more && element("div", { class: "next" }, more)), alone && step(pipeline, failure));
 }
 
 // The button of a failure: the place where a person goes on.

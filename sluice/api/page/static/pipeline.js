@@ -5,7 +5,7 @@ import { airflowLink, badge, button, card, confirm, element, link, report, table
 import { ago, bytes, duration, number } from "./format.js";
 import { failures, health, rejectedTotal } from "./health.js";
 import { periodChoice, periodOf, withPeriod } from "./period.js";
-import { kind, storePath, workers } from "./stores.js";
+import { fieldNames, kind, storePath, workers } from "./stores.js";
 
 const TABS = [["", "Overview"], ["topology", "Topology"], ["runs", "Runs"], ["stores", "Stores"], ["dead-letters", "Dead letters"], ["shards", "Shards and generations"]];
 const REPLAY = "The state is built again from the topics, in a generation beside the current one. Queries read the current one until you promote the new one. To replay a part, enter a time such as 2026-11-21T08:00:00 (UTC) or offsets such as orders/0/1200,orders/1/980. From can also be beginning.";
@@ -99,24 +99,6 @@ export const pipelineStores = tabView("stores", async ({ name }) => {
     { title: "Snapshot", cell: (store) => (store.snapshot ? [element("code", {}, store.snapshot.id), " ", ago(store.snapshot.published_at)] : "none") },
   ], own, { label: "Stores", empty: "The pipeline has published no store yet." }));
 });
-
-// The fields of a struct by name; another type as it is.
-function fieldNames(type) {
-  const inner = /^struct<(.*)>$/is.exec(type)?.[1];
-  if (inner === undefined) return element("code", {}, type.toLowerCase());
-  const names = [];
-  let depth = 0, name = "";
-  let isName = true;
-  for (const character of inner) {
-    if ("<(".includes(character)) depth += 1;
-    if (">)".includes(character)) depth -= 1;
-    if (!depth && character === ":") isName = false;
-    else if (!depth && character === ",") { names.push(name.trim()); name = ""; isName = true; }
-    else if (isName) name += character;
-  }
-  names.push(name.trim());
-  return element("span", { title: type }, names.filter(Boolean).join(", "));
-}
 
 export const shardsTab = tabView("shards", async ({ name, overview, act }) => {
   const path = `/pipelines/${part(name)}`;

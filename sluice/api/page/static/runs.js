@@ -6,13 +6,16 @@ import { counted, duration, number, time } from "./format.js";
 import { batchesOf, choosePeriod, optional, tabView, took } from "./pipeline.js";
 
 const MOST_RUNS = 200;
+const LONGEST_PAUSE_MS = 600_000; // between two batches of a run from the command line
 const KINDS = { queue: "waiting for Airflow", start: "starting", read: "planning a batch", state: "processing records", audit: "checking counts", output: "writing output", wait: "between batches", retry: "waiting for the next attempt" };
 const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
 export const runsTab = tabView("runs", async (context) => {
   const { name, period } = context;
   const [batches, inAirflow] = await Promise.all([batchesOf(context), optional(get(`/pipelines/${part(name)}/runs`, { limit: MOST_RUNS }))]);
-  const runs = [...inAirflow.map((run) => fromAirflow(run, batches)), ...byHand(batches)]
+  const known = new Set(inAirflow.map(({ run }) => run));
+  const others = batches.filter((batch) => !known.has(nameOf(batch)));
+  const runs = [...inAirflow.map((run) => fromAirflow(run, batches)), ...withoutAirflow(others)]
     .filter(({ begun, ended }) => begun <= period.to && ended >= period.from).sort((a, b) => b.begun - a.begun);
   const longest = Math.max(...runs.map(({ begun, ended }) => ended - begun), 1);
   return [
@@ -20,7 +23,7 @@ export const runsTab = tabView("runs", async (context) => {
     element("section", { class: "card" },
       element("ul", { class: "legend" }, Object.entries(KINDS).map(([kind, text]) => element("li", { class: `kind-${kind}` }, text))),
       table([
-        { title: "Run", cell: ({ run }) => (run ? airflowLink(run.log, run.run) : "from the command line") },
+        { title: "Run", cell: ({ run, name: ofBatches, log }) => (run ? airflowLink(run.log, run.run) : log ? airflowLink(log, ofBatches) : "from the command line") },
         { title: "State", cell: ({ run }) => [badge(run?.state ?? "published", run?.state ?? "success"), run && run.action !== "run" && ` ${run.action}`] },
         { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
         { title: "Took", number: true, cell: ({ run, begun, ended }) => duration(run ? took(run) ?? (ended - begun) / 1000 : (ended - begun) / 1000) },
@@ -32,7 +35,7 @@ export const runsTab = tabView("runs", async (context) => {
 
 // { run, begun, ended, segments: [{ kind, from, to }], batches } of a run in Airflow.
 function fromAirflow(run, batches) {
-  const own = batches.filter((batch) => batch.run.split("/")[1] === run.run).map(span).sort((a, b) => a.from - b.from);
+  const own = batches.filter((batch) => nameOf(batch) === run.run).map(span).sort((a, b) => a.from - b.from);
   const at = (text) => (text ? Date.parse(text) : null);
   const began = at(run.started_at) ?? at(run.queued_at) ?? own[0]?.from ?? Date.now();
   const attempts = run.attempts.length ? run.attempts.filter((attempt) => attempt.started_at).map((attempt) => [at(attempt.started_at), at(attempt.ended_at) ?? Date.now()]) : [[began, at(run.ended_at) ?? Date.now()]];
@@ -46,14 +49,17 @@ function fromAirflow(run, batches) {
   return { run, begun, ended: Math.max(until, begun + 1), segments, batches: own };
 }
 
-// Consecutive batches without a run of Airflow are a run from the command line.
-function byHand(batches) {
+// The name of a batch's run, from DAG/RUN/TASK; the run's id may contain slashes.
+const nameOf = (batch) => batch.run.split("/").slice(1, -1).join("/");
+
+// The runs of batches whose run Airflow does not have: from the command line, or deleted in Airflow.
+function withoutAirflow(batches) {
   const runs = [];
   let current = null;
   for (const batch of [...batches].reverse()) {
-    if (batch.log) { current = null; continue; }
     const { from, to } = span(batch);
-    if (!current || current.name !== batch.run || from - current.ended > 600_000) runs.push(current = { name: batch.run, run: null, begun: from, ended: to, batches: [] });
+    const name = batch.log ? nameOf(batch) : "";
+    if (!current || current.name !== name || from - current.ended > LONGEST_PAUSE_MS) runs.push(current = { name, log: batch.log, run: null, begun: from, ended: to, batches: [] });
     current.batches.push(span(batch));
     current.ended = to;
   }

@@ -1,11 +1,10 @@
 // A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
 
 import { curl, get, getExact, part, query } from "./api.js";
-import { pointsChart } from "./charts.js";
 import { badge, button, card, element, link, table } from "./dom.js";
 import { ago, duration, json, number, time } from "./format.js";
-import { uPlot } from "./library.js";
-import { kind, storePath, workers } from "./stores.js";
+import { isExact, isObject, pictures } from "./store_pictures.js";
+import { fieldNames, kind, storePath, workers } from "./stores.js";
 
 export async function stores() {
   const all = await get("/stores", { entries: true });
@@ -37,7 +36,7 @@ export async function store([pipeline, name], search) {
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const hash = storePath(pipeline, name);
   const head = [
-    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}`, `Pipeline ${pipeline}`)),
+    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}/stores`, `Stores of ${pipeline}`)),
   ];
   if (!info) return { title: name, content: [...head, card("No such store", element("p", {}, "It does not exist, or you may not read it."))] };
   const isWindowed = info.kind === "window";
@@ -46,11 +45,11 @@ export async function store([pipeline, name], search) {
     live: false,
     content: [
       ...head,
-      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Value: ", element("code", {}, info.value), ". ",
+      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Fields: ", fieldNames(info.value), ". ",
         info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `, info.retention_ms !== null && `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
         workers(info.workers)),
       form(hash, given, isWindowed),
-      given.before !== undefined ? await difference(pipeline, name, given) : await entries(pipeline, name, given, isWindowed),
+      given.before !== undefined ? await difference(pipeline, name, given) : await entries(info, given),
       compareForm(hash, given, info),
     ],
   };
@@ -83,7 +82,9 @@ function submit(event, hash) {
 
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
-async function entries(pipeline, name, given, isWindowed) {
+async function entries(info, given) {
+  const { pipeline, store: name } = info;
+  const isWindowed = info.kind === "window";
   const storePart = `/stores/${part(name)}`;
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
   // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
@@ -104,7 +105,7 @@ async function entries(pipeline, name, given, isWindowed) {
   }
   const { cursor: before, ...same } = given;
   return [
-    given.key !== undefined && isWindowed && (await windowsChart(given.key, answer.entries)),
+    await pictures(info, given, answer.entries),
     card("Values",
       element("p", { class: "quiet", role: "status" }, `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
         element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed"),
@@ -123,8 +124,6 @@ function links(pipeline, name, given, path, request) {
     element("pre", { tabindex: 0 }, curl(path, request)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))));
 }
 
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !("source" in value);
-
 // Key, window, and a column for each field of the values.
 function values(all, pipeline, name, given) {
   const fields = [...new Set(all.flatMap((entry) => (isObject(entry.value) ? Object.keys(entry.value) : [])))];
@@ -139,27 +138,6 @@ function values(all, pipeline, name, given) {
 }
 
 const value = (data) => element("code", {}, isExact(data) ? data.source : json(data));
-
-const isNumber = (data) => typeof data === "number" || isExact(data);
-
-// A number that keeps its digits; see `getExact`.
-const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
-
-async function windowsChart(key, all) {
-  const series = new Map();
-  for (const entry of all) {
-    const numbers = isObject(entry.value) ? Object.entries(entry.value) : [["value", entry.value]];
-    for (const [name, data] of numbers) {
-      if (!isNumber(data)) continue;
-      if (!series.has(name)) series.set(name, []);
-      series.get(name).push([Date.parse(entry.start), Number(data)]);
-    }
-  }
-  if (!series.size) return null;
-  const library = await uPlot();
-  return element("section", { class: "charts", "aria-label": `Windows of ${key}` },
-    [...series].map(([name, points]) => pointsChart(library, `${name}, by window`, [{ name, points }])));
-}
 
 async function difference(pipeline, name, given) {
   const path = `/stores/${part(name)}/diff`;

@@ -1,7 +1,7 @@
 // What all views say about stores.
 
 import { part } from "./api.js";
-import { badge } from "./dom.js";
+import { badge, element } from "./dom.js";
 import { duration } from "./format.js";
 
 export const storePath = (pipeline, store) => `#/pipelines/${part(pipeline)}/stores/${part(store)}`;
@@ -23,4 +23,22 @@ export function workers(all) {
     ...lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed")),
     ...degraded.map((worker) => badge(`worker ${worker.number}: only its standby answers. ${worker.reason}`, "degraded")),
   ];
+}
+
+// The fields of a struct by name; another type as it is.
+export function fieldNames(type) {
+  const inner = /^struct<(.*)>$/is.exec(type)?.[1];
+  if (inner === undefined) return element("code", {}, type.toLowerCase());
+  const names = [];
+  let depth = 0, name = "";
+  let isName = true;
+  for (const character of inner) {
+    if ("<(".includes(character)) depth += 1;
+    if (">)".includes(character)) depth -= 1;
+    if (!depth && character === ":") isName = false;
+    else if (!depth && character === ",") { names.push(name.trim()); name = ""; isName = true; }
+    else if (isName) name += character;
+  }
+  names.push(name.trim());
+  return element("span", { title: type }, names.filter(Boolean).join(", "));
 }
