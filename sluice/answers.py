@@ -426,6 +426,45 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The largest event time up to this batch; None if no record had an event time."""
 
 
+class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The batches that were published in one of the equal parts of a time."""
+
+    column: int
+    """The number of the part, from 0."""
+    batches: int
+    records: int
+    most_records: int
+    """The records of the largest batch: so many were unread when it began."""
+    rows: int
+    """The number of state rows written."""
+    seconds: float | None = None
+    """The mean duration of the batches whose duration is known."""
+    phases: dict[str, float] = {}
+    """Phase → its mean seconds in these batches."""
+    freshness_seconds: float | None = None
+    """The longest time from the newest event up to a batch until the batch was published."""
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    late: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    failed: dict[str, int] = {}
+    dead_letters: dict[str, int] = {}
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The batches of a time, in equal parts of this time."""
+
+    since: datetime
+    until: datetime
+    batches: int
+    wrong: list[str]
+    """Snapshots whose audits do not balance, with the reasons; at most ten."""
+    complete: bool
+    """Whether all batches of the time are counted, and not only the newest 5,000."""
+    columns: list[HistoryColumn]
+    """The parts in which a batch was published, oldest first."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A generation of a pipeline's state."""
 

@@ -19,6 +19,7 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
+from sluice.observe.batch_history import history
 from sluice.observe.health import calm_of, recorded_failures, trouble_of
 from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
@@ -28,7 +29,7 @@ from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
 
-router = Router("pipelines", "/v1/pipelines", 404)
+router = Router("pipelines", "/v1/pipelines", 400, 404)
 
 _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 
@@ -63,6 +64,14 @@ class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+
+
+class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The batches of a time, in columns."""
+
+    since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
+    until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
+    columns: Annotated[int, Meta(description="The number of columns.", ge=1, le=500)] = 120
 
 
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -139,6 +148,22 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
     return reply(
         await access.figures(
             name, lambda ledger: monitoring.batches(ledger, info, query.limit, root, since)
+        )
+    )
+
+
+@router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
+async def show_history(request: Request, query: HistoryQuery) -> Response:
+    """The batches that the pipeline published in a time, added up in equal parts of this time."""
+    access = await access_of(request)
+    info = await access.generation(query.pipeline)
+    since, until = parse_moment("since", query.since), parse_moment("until", query.until)
+    if until <= since:
+        raise QueryError("until is not later than since.", next_step="Swap the two times.")
+    name = ("history", info.ref, since, until, query.columns)
+    return reply(
+        await access.figures(
+            name, lambda ledger: history(ledger, info, since, until, query.columns)
         )
     )
 

@@ -4,30 +4,29 @@ import { address, get, part } from "./api.js";
 import { airflowLink, badge, card, element, link, table } from "./dom.js";
 import { ago, counted, duration, number, short, time } from "./format.js";
 import { awaited, rejectedTotal, unread } from "./health.js";
-import { batchesOf, choosePeriod, goToPeriod, optional, tabView, tookText } from "./pipeline.js";
+import { choosePeriod, COLUMNS, goToPeriod, historyOf, optional, sums, tabView, tookText } from "./pipeline.js";
 import { spark } from "./spark.js";
 import { storePath } from "./stores.js";
 import { nodesOf, topologyTab } from "./topology.js";
 
 const live = new Map(); // pipeline → [[epoch ms, unread]], since the page was opened
-const SHOWN_EVENTS = 6, SHOWN_NAMES = 4;
+const SHOWN_EVENTS = 6, SHOWN_NAMES = 4, SHOWN_BATCHES = 20;
 
 export const glance = tabView("", async (context) => {
   const { name, overview } = context;
-  const [batches, runs, nodes] = await Promise.all([
-    batchesOf(context), optional(get(`/pipelines/${part(name)}/runs`, { limit: SHOWN_EVENTS })),
+  const [past, newest, runs, nodes] = await Promise.all([
+    historyOf(context), overview.snapshot ? optional(get(`/pipelines/${part(name)}/batches`, { limit: SHOWN_BATCHES })) : [], optional(get(`/pipelines/${part(name)}/runs`, { limit: SHOWN_EVENTS })),
     nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file"),
   ]);
   if (!overview.snapshot) {
-    const drawn = await topologyTab({ ...context, batches, chosen: null, period: context.period.text });
-    return [notStarted(overview), answers(does(context, nodes), last(context, batches, runs)), drawn];
+    const drawn = await topologyTab({ ...context, past, chosen: null });
+    return [notStarted(overview), answers(does(context, nodes), last(context, newest, runs)), drawn];
   }
-  const newest = batches.length ? batches : await optional(get(`/pipelines/${part(name)}/batches`, { limit: 1 }));
   return [
-    answers(right(context, batches, newest[0]), fresh(context, batches), does(context, nodes), last(context, batches, runs)),
+    answers(right(context, past, newest[0]), fresh(context, newest), does(context, nodes), last(context, newest, runs)),
     choosePeriod(context, ""),
-    await charts(context, batches),
-    batchList(batches),
+    await charts(context, past, newest),
+    batchList(newest),
     await panel(name),
   ];
 });
@@ -44,22 +43,20 @@ function notStarted(overview) {
     element("p", { class: "quiet" }, overview.paused ? "Its DAG is paused: unpause it in Airflow, and its first run starts when its topics have records." : "Its first run starts when its topics have records."));
 }
 
-function right({ overview, period }, batches, newest) {
-  const wrong = batches.filter((batch) => batch.wrong.length);
+function right({ overview, period }, past, newest) {
   const rejected = rejectedTotal(overview.dead_letters);
-  const late = batches.reduce((sum, batch) => sum + rejectedTotal(batch.late), 0);
+  const late = rejectedTotal(Object.fromEntries(sums(past, "late")));
   const path = `#/pipelines/${part(overview.pipeline)}`;
   let headline = [badge("no batch"), ` ${period.text}`];
-  if (newest && !batches.length) headline = newest.wrong.length ? [badge("an audit does not balance", "failed"), ` ${newest.snapshot}: ${newest.wrong[0]}`] : [badge("yes", "success"), " the newest batch balances, ", ago(newest.published_at)];
-  if (wrong.length) headline = [badge("an audit does not balance", "failed"), ` ${wrong[0].snapshot}: ${wrong[0].wrong[0]}`];
-  else if (batches.length) headline = [badge("yes", "success"), batches.length === 1 ? " the audit of the only batch balances" : ` the audits of all ${number(batches.length)} batches balance`];
+  if (newest && !past.batches) headline = newest.wrong.length ? [badge("an audit does not balance", "failed"), ` ${newest.snapshot}: ${newest.wrong[0]}`] : [badge("yes", "success"), " the newest batch balances, ", ago(newest.published_at)];
+  if (past.wrong.length) headline = [badge("an audit does not balance", "failed"), ` ${past.wrong[0]}`];
+  else if (past.batches) headline = [badge("yes", "success"), past.batches === 1 ? " the audit of the only batch balances" : ` the audits of ${past.complete ? "all" : "the newest"} ${number(past.batches)} batches balance`];
   return answer("Is it right?", headline,
     element("p", {}, rejected ? [link(`${path}/dead-letters`, counted(rejected, "dead letter")), ` in 24 hours: ${Object.entries(overview.dead_letters).map(([reason, count]) => `${reason} ${number(count)}`).join(", ")}`] : "No dead letters in 24 hours."),
     element("p", {}, late ? `${counted(late, "late record")} ${period.text}` : `No late records ${period.text}.`));
 }
 
-function fresh({ overview }, batches) {
-  const newest = batches[0];
+function fresh({ overview }, [newest]) {
   let headline = [badge("unknown", "waiting"), ` ${overview.lag_error}`];
   if (overview.unread === 0) headline = [badge("yes", "success"), " everything is read"];
   else if (overview.unread) headline = [badge(overview.health === "running" ? "reading" : "behind", overview.health === "running" ? "running" : "behind"), " ", unread(overview), " unread records"];
@@ -100,7 +97,7 @@ function last({ hash, overview }, batches, runs) {
     element("p", {}, link(`${hash}/runs`, "All runs")));
 }
 
-async function charts(context, batches) {
+async function charts(context, past, batches) {
   const { name, overview, period } = context;
   const samples = live.get(name) ?? [];
   if (overview.unread !== null) samples.push([Date.now(), overview.unread]);
@@ -109,7 +106,7 @@ async function charts(context, batches) {
   const marks = overview.failures.map((failure) => ({ at: Date.parse(failure.at), text: failure.title }));
   const begun = batches.find((batch) => batch.snapshot.endsWith(".0"));
   if (begun && !begun.snapshot.startsWith("1.")) marks.push({ at: Date.parse(begun.published_at), text: `generation ${begun.snapshot.split(".")[0]} begins` });
-  const drawn = historyCharts(await uPlot(), batches, { period, samples: live.get(name), marks, select: goToPeriod(context, "") });
+  const drawn = historyCharts(await uPlot(), past, { count: COLUMNS, period, samples: live.get(name), marks, select: goToPeriod(context, "") });
   const edition = [name, period.range ?? [period.from, period.to], batches[0]?.snapshot, overview.unread, Math.floor(Date.now() / 60_000), document.documentElement.dataset.theme];
   return element("div", { "data-island": "charts", "data-version": JSON.stringify(edition) }, drawn,
     element("p", { class: "quiet" }, "Drag over a chart to look closer."));
@@ -130,7 +127,7 @@ function batchList(batches) {
     { title: "Duration", number: true, cell: (batch) => element("span", { title: phases(batch) }, duration(batch.seconds)) },
     { title: "Audit", cell: (batch) => (batch.wrong.length ? badge(batch.wrong.join("; "), "failed") : badge("balances", "success")) },
     { title: "Run", cell: (batch) => (batch.log ? airflowLink(batch.log, "log") : "–") },
-  ], batches.slice(0, 20), { label: "Batches", empty: "Nothing was published in this time." }));
+  ], batches, { label: "Batches", empty: "Nothing has been published yet." }));
 }
 
 // A panel that the pipeline brings along: the module PIPELINE_panel.js beside its file.

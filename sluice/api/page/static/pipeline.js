@@ -16,7 +16,9 @@ const ACTIONS = {
   promote: ["Promote…", "Make the new generation the current one", "A run first lets the new generation read what the current one has read since. Then all queries read the new generation. The next replay removes the old one."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
 };
-const MOST_BATCHES = 5_000;
+const MOST_BATCHES = 1_000;
+export const COLUMNS = 120;
+const NOTHING = { batches: 0, wrong: [], complete: true, columns: [] };
 
 export const optional = (answer) => answer.catch((error) => (error.status === 404 ? [] : Promise.reject(error)));
 
@@ -43,7 +45,23 @@ export function tabView(tab, content, isLive = () => true) {
   };
 }
 
-// The batches of the chosen time, newest first; none before the first run.
+// The batches of the chosen time, added up in columns.
+export async function historyOf({ name, overview, period }) {
+  if (!overview.snapshot) return NOTHING;
+  const [since, until] = [period.from, period.to].map((at) => new Date(at).toISOString());
+  return get(`/pipelines/${part(name)}/history`, { since, until, columns: COLUMNS });
+}
+
+// The sums of one count, such as `late`, of all columns, by name.
+export function sums(past, what) {
+  const byName = new Map();
+  for (const column of past.columns) {
+    for (const [name, count] of Object.entries(column[what] ?? {})) byName.set(name, (byName.get(name) ?? 0) + count);
+  }
+  return byName;
+}
+
+// The newest batches of the chosen time, newest first; none before the first run.
 export async function batchesOf({ name, overview, period }) {
   if (!overview.snapshot) return [];
   const batches = await optional(get(`/pipelines/${part(name)}/batches`, { limit: MOST_BATCHES, since: new Date(period.from).toISOString() }));
@@ -141,9 +159,9 @@ function shards(all) {
 
 export const pipelineTopology = tabView("topology", async (context) => {
   const { topologyTab } = await import("./topology.js");
-  const batches = await batchesOf(context);
+  const past = await historyOf(context);
   const chosen = context.search.get("node");
-  return [context.overview.snapshot && choosePeriod(context, "/topology"), await topologyTab({ ...context, batches, chosen, period: context.period.text })];
+  return [context.overview.snapshot && choosePeriod(context, "/topology"), await topologyTab({ ...context, past, chosen })];
 });
 
 export const took = (run) => (run.started_at && run.ended_at ? (Date.parse(run.ended_at) - Date.parse(run.started_at)) / 1000 : null);

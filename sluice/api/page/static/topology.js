@@ -2,9 +2,10 @@
 
 import { address, part } from "./api.js";
 import { badge, card, element, link } from "./dom.js";
-import { number } from "./format.js";
+import { counted, number } from "./format.js";
 import { drawGraph, readGraph } from "./graph.js";
 import { dagre } from "./library.js";
+import { sums } from "./pipeline.js";
 
 const graphs = new Map();
 
@@ -18,24 +19,24 @@ export async function nodesOf(name, edition) {
   return graphs.get(key);
 }
 
-export async function topologyTab({ name, overview, batches, chosen, hash, period }) {
+export async function topologyTab({ name, overview, past, chosen, hash, period }) {
   const nodes = await nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file");
   if (!nodes.length) return card("Topology", element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."));
   const links = new Map(nodes.map((node) => [node.number, `${hash}/topology?node=${node.number}`]));
-  const counts = countsOf(nodes, batches);
-  const failing = failingSteps(nodes, batches);
+  const counts = countsOf(nodes, past);
+  const failing = failingSteps(nodes, past);
   const node = nodes.find((candidate) => String(candidate.number) === chosen);
   const drawn = drawGraph(name, nodes, await dagre(), { links, counts, failing, chosen: node?.number ?? null });
   return [
     element("section", { class: "card", "data-island": "topology", "data-version": JSON.stringify([name, [...counts], [...failing], chosen]) },
       drawn,
-      element("p", { class: "quiet" }, !overview.snapshot ? "" : batches.length ? `The numbers count the records of ${number(batches.length)} ${batches.length === 1 ? "batch" : "batches"}, ${period}. ` : "Nothing has been processed in this time. ",
+      element("p", { class: "quiet" }, !overview.snapshot ? "" : past.batches ? `The numbers count the records of ${past.complete ? "" : "the newest "}${counted(past.batches, "batch", "batches")} ${period.text}. ` : "Nothing has been processed in this time. ",
         "Choose a node to see more.")),
-    node && details(name, node, nodes, overview, batches, counts),
+    node && details(name, node, nodes, overview, past, counts),
   ];
 }
 
-function details(name, node, nodes, overview, batches, counts) {
+function details(name, node, nodes, overview, past, counts) {
   const own = `#/pipelines/${part(name)}`;
   const facts = [];
   const fact = (term, ...value) => facts.push(element("dt", {}, term), element("dd", {}, value));
@@ -46,30 +47,26 @@ function details(name, node, nodes, overview, batches, counts) {
     const lag = overview.lag.filter(({ topic }) => topic === node.name);
     fact("Unread", lag.length ? lag.map((each) => `partition ${each.partition}: ${number(each.unread)}`).join(", ") : overview.lag_error || "unknown");
   }
-  const failed = batches.reduce((sum, batch) => sum + (batch.failed[node.name] ?? 0), 0);
+  const failed = sums(past, "failed").get(node.name);
   if (failed) fact("Failed", badge(`${number(failed)} records`, "failed"));
   return card(node.title, element("dl", {}, facts), element("p", { class: "actions" },
     node.kind === "store" && overview.snapshot && link(`${own}/stores/${part(node.name)}`, `Open the store ${node.name}`),
     overview.snapshot && link(`${own}/dead-letters${node.kind === "step" ? `?step=${part(node.name)}` : ""}`, node.kind === "step" ? "Dead letters of this step" : "Dead letters")));
 }
 
-function failingSteps(nodes, batches) {
-  const failed = new Set(batches.slice(0, 5).flatMap((batch) => Object.keys(batch.failed)));
+// The steps at which records of the newest column have failed.
+function failingSteps(nodes, past) {
+  const failed = new Set(Object.keys(past.columns.at(-1)?.failed ?? {}));
   return new Set(nodes.filter((node) => failed.has(node.name) && node.kind !== "source").map((node) => node.number));
 }
 
-// Number of a node → its records in these batches.
-function countsOf(nodes, batches) {
-  const sums = { read: new Map(), written: new Map(), late: new Map(), failed: new Map() };
-  for (const batch of batches) {
-    for (const [what, byName] of Object.entries(sums)) {
-      for (const [name, count] of Object.entries(batch[what])) byName.set(name, (byName.get(name) ?? 0) + count);
-    }
-  }
+// Number of a node → its records.
+function countsOf(nodes, past) {
+  const byKind = { read: sums(past, "read"), written: sums(past, "written"), late: sums(past, "late"), failed: sums(past, "failed") };
   const counts = new Map();
   for (const node of nodes) {
     const what = { source: "read", sink: "written", store: "late" }[node.kind] ?? "failed";
-    const count = sums[what].get(node.name);
+    const count = byKind[what].get(node.name);
     if (!count) continue;
     const unit = what === "late" || what === "failed" ? ` ${what}` : "";
     counts.set(node.number, { text: number(count) + unit, title: `${number(count)} records ${what === "late" ? "too late" : what}` });
