@@ -1,6 +1,6 @@
 // One pipeline: its heading with the actions, and a view for each tab.
 
-import { address, get, part, post } from "./api.js";
+import { address, get, part, post, query } from "./api.js";
 import { airflowLink, badge, button, card, confirm, element, link, report, table } from "./dom.js";
 import { ago, bytes, duration, number } from "./format.js";
 import { failures, health, rejectedTotal } from "./health.js";
@@ -37,7 +37,7 @@ export function tabView(tab, content, isLive = () => true) {
       content: [
         heading(overview, context.act),
         element("div", { role: "status", id: "done" }, ""),
-        tabs(hash, tab, overview),
+        tabs(hash, tab, overview, search),
         failures([overview]),
         await content(context),
       ],
@@ -88,10 +88,14 @@ function heading(overview, act) {
       overview.may_edit && overview.snapshot && button(ACTIONS.replay[0], () => act("replay"))));
 }
 
-function tabs(hash, current, overview) {
+// The tabs with charts keep the chosen time.
+function tabs(hash, current, overview, search) {
+  const { from, to, range } = Object.fromEntries(search);
+  const time = query({ from, to, range });
+  const path = (id) => (id ? `${hash}/${id}` : hash) + (["", "topology", "runs"].includes(id) ? time : "");
   const rejected = rejectedTotal(overview.dead_letters);
   return element("nav", { class: "tabs", "aria-label": `Views of ${overview.pipeline}` }, TABS.map(([id, title]) =>
-    element("a", { href: id ? `${hash}/${id}` : hash, "aria-current": id === current ? "page" : null }, title, id === "dead-letters" && rejected > 0 && [" ", badge(number(rejected))])));
+    element("a", { href: path(id), "aria-current": id === current ? "page" : null }, title, id === "dead-letters" && rejected > 0 && [" ", badge(number(rejected))])));
 }
 
 async function start(overview, action, refresh) {

@@ -1,6 +1,6 @@
 // The topology of a pipeline, with the records of the chosen time, and what is known about the chosen node.
 
-import { address, part } from "./api.js";
+import { address, part, query } from "./api.js";
 import { badge, card, element, link } from "./dom.js";
 import { counted, number } from "./format.js";
 import { drawGraph, readGraph } from "./graph.js";
@@ -19,16 +19,16 @@ export async function nodesOf(name, edition) {
   return graphs.get(key);
 }
 
-export async function topologyTab({ name, overview, past, chosen, hash, period }) {
+export async function topologyTab({ name, overview, past, chosen, hash, search, period }) {
   const nodes = await nodesOf(name, overview.snapshot?.id.split(".")[0] ?? "file");
   if (!nodes.length) return card("Topology", element("p", {}, "The pipeline's file cannot be loaded, so its topology is unknown."));
-  const links = new Map(nodes.map((node) => [node.number, `${hash}/topology?node=${node.number}`]));
+  const links = new Map(nodes.map((node) => [node.number, `${hash}/topology${query({ ...Object.fromEntries(search), node: node.number })}`]));
   const counts = countsOf(nodes, past);
   const failing = failingSteps(nodes, past);
   const node = nodes.find((candidate) => String(candidate.number) === chosen);
   const drawn = drawGraph(name, nodes, await dagre(), { links, counts, failing, chosen: node?.number ?? null });
   return [
-    element("section", { class: "card", "data-island": "topology", "data-version": JSON.stringify([name, [...counts], [...failing], chosen]) },
+    element("section", { class: "card", "data-island": "topology", "data-version": JSON.stringify([name, [...counts], [...failing], chosen, search.toString()]) },
       drawn,
       element("p", { class: "quiet" }, !overview.snapshot ? "" : past.batches ? `The numbers count the records of ${past.complete ? "" : "the newest "}${counted(past.batches, "batch", "batches")} ${period.text}. ` : "Nothing has been processed in this time. ",
         "Choose a node to see more.")),
