@@ -22,7 +22,6 @@ Calm = Literal["not_started", "retired"]
 """The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
-_NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
@@ -115,7 +114,10 @@ def input_away(
     if hidden:
         denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
         details.append(f"{_topics(hidden)} {denial}")
-    next_step = _DELETED if deleted else _NEVER_READ
+    them = "it" if len(never_read) == 1 else "them"
+    next_step = f"Create {them}, or correct the pipeline. {InputAway.next_step}"
+    if deleted:
+        next_step = _DELETED
     if hidden and not deleted and not never_read:
         next_step = _DENIED
     return InputAway(" ".join(details), next_step=next_step)

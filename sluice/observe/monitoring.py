@@ -16,10 +16,9 @@ from sluice.state.ledger.ledger import Ledger, positions_in
 from sluice.state.ledger.measurements import Measurement
 from sluice.state.ledger.snapshots import KeptBatches
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
+from sluice.values.utc_times import AFTER_LAST, utc_datetime
 
 DAY = timedelta(hours=24)
-_LATEST_MS = 253_402_300_800_000
-"""Epoch ms of the end of the year 9999, after which Python has no times."""
 UNWRITTEN = "unwritten"
 """The reason of output records that the encoder rejected or the topic does not accept; audits count
 both together."""
@@ -240,9 +239,9 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
 def newest_event(snapshot: Snapshot) -> datetime | None:
     """Return the largest event time up to a snapshot; None if no record had one that Python knows."""
     newest = max(snapshot.stream_times.values(), default=None)
-    if newest is None or not 0 <= newest < _LATEST_MS:
+    if newest is None or not 0 <= newest < AFTER_LAST:
         return None
-    return datetime.fromtimestamp(newest / 1_000, UTC)
+    return utc_datetime(newest)
 
 
 def _generation(

@@ -106,6 +106,9 @@ def _problems_of_object(
             yield FieldProblem(begin + name, "The field is missing")
     if fields.get(f"{prefix}{UNKNOWN_FIELDS}") == FORBIDDEN:
         for name in value.keys() - known:
+            # A name with a point looks like the path of a field in an object.
+            if "." in name or name.endswith("[]"):
+                continue
             yield FieldProblem(begin + name, "The contract does not name this field")
 
 

@@ -47,10 +47,10 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
         asyncio.to_thread(access.services.runs.dags),
     )
     known = sorted({*figures.pipelines, *dags})
-    names: list[str] = []
-    for name in known:
-        if query.pipeline in (None, name) and await access.may_read(name):
-            names.append(name)
+    # Every permission is looked up, so that the time of a response does not reveal whether a hidden
+    # pipeline exists.
+    readable = [name for name in known if await access.may_read(name)]
+    names = [name for name in readable if query.pipeline in (None, name)]
     lags, error = await _lags(
         access, {name: read for name, read in figures.positions.items() if name in names}
     )

@@ -30,8 +30,8 @@ async function show({ keep = false, typing = false } = {}) {
   const view = { hash };
   try {
     if (!route) throw new Problem(404, "There is nothing at this address.");
-    const module = await route[1]();
-    const shown = await module[route[2]](route[0].slice(1).map(decodeURIComponent), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
+    const module = await route[1]().catch(unavailable);
+    const shown = await module[route[2]](route[0].slice(1).map(decoded), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
     if (location.hash !== hash) return;
     if (keep && !typing && isBusy()) return;
     replace(shown.content, keep);
@@ -42,6 +42,20 @@ async function show({ keep = false, typing = false } = {}) {
     if (!(error instanceof Problem)) throw error;
     trouble(keep ? `${error.message} The page shows what was last known.` : error.message);
     if (!keep) replace([element("h1", {}, "Nothing can be shown"), element("p", {}, link("#/", "All pipelines"))], false);
+  }
+}
+
+// A view's module that cannot be loaded is one more answer that the server does not give.
+function unavailable(error) {
+  if (error instanceof SyntaxError) throw error;
+  throw new Problem(0, "Airflow's API server does not answer.");
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw new Problem(404, "There is nothing at this address.");
   }
 }
 

@@ -83,7 +83,7 @@ function letters(pipeline) {
 }
 
 function list(pipelines, given) {
-  const column = COLUMNS.find(({ title }) => title === given.sort) ?? COLUMNS[1];
+  const column = COLUMNS.find(({ title, sort }) => sort && title === given.sort) ?? COLUMNS[1];
   const down = given.down === "1";
   const rows = [...pipelines].sort((first, second) => {
     const [a, b] = [column.sort(first), column.sort(second)];

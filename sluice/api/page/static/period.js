@@ -4,12 +4,13 @@ import { query } from "./api.js";
 import { element } from "./dom.js";
 import { timeText } from "./format.js";
 
+const LATEST = Date.UTC(9999, 0); // later times have more digits than the API accepts
 const RANGES = { hour: 3_600_000, day: 86_400_000, week: 604_800_000 };
 
 // { from, to } in epoch ms, and `text` for sentences.
 export function periodOf(search) {
   const [from, to] = [Number(search.get("from")), Number(search.get("to"))];
-  if (from > 0 && to > from) return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
+  if (from > 0 && to > from && to < LATEST) return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
   const range = RANGES[search.get("range")] ? search.get("range") : "day";
   const now = Date.now();
   return { from: now - RANGES[range], to: now, text: `in the last ${range === "day" ? "24 hours" : range}`, range };
