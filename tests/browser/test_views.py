@@ -258,6 +258,24 @@ def test_a_store_is_drawn(open_view: Open, many: gallery.Scene) -> None:
     expect(page.get_by_role("region", name="History of")).to_contain_text("in the last 10")
 
 
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        ("#/pipelines/%", "There is nothing at this address."),
+        ("#/nowhere", "There is nothing at this address."),
+        ("#/?sort=Newest%20batches", "Pipelines"),
+        ("#/pipelines/orders?from=1&to=1e300", "Last 24 hours"),
+        ("#/pipelines/orders/topology?node=99", "Choose a node"),
+    ],
+)
+def test_a_wrong_address_is_no_trouble(
+    open_view: Open, many: gallery.Scene, view: str, text: str
+) -> None:
+    page = open_view(many, view)
+    expect(page.get_by_text(text).first).to_be_visible()
+    expect(page.get_by_text("last known")).to_have_count(0)
+
+
 def test_the_file_of_describe_draws_the_topology_alone(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "pos.html"
     file.write_text(topology_file(load_pipeline(gallery.EXAMPLES, "pos")))
