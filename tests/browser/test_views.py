@@ -209,6 +209,9 @@ def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -
         ["1: failed", "2: failed", "3: success"]
     )
     expect(runs.filter(has_text="from the command line")).to_have_count(1)
+    expect(runs).to_have_count(15)
+    page.get_by_role("link", name="Show all").click()
+    expect(runs).not_to_have_count(15)
     assert is_accessible(page)
 
 

@@ -6,6 +6,7 @@ import { badge, button, card, confirm, element, link, report, table } from "./do
 import { ago, bytes, counted, number, time } from "./format.js";
 import { tabView } from "./pipeline.js";
 
+const SHOWN_LETTERS = 20, MOST_LETTERS = 100;
 const MOST_BYTES = 10_000; // of a value that the API returns
 
 export const deadLetters = tabView("dead-letters", async ({ name, overview, search, refresh, hash }) => {
@@ -17,7 +18,7 @@ export const deadLetters = tabView("dead-letters", async ({ name, overview, sear
   const isOpen = given.reason !== undefined || given.step !== undefined;
   // Without an open group, the groups' examples are enough.
   const answer = await get(path, { since, limit: 1 });
-  const opened = isOpen ? await letters(path, { reason: given.reason, partition: given.partition, since, limit: 100 }, given.step) : null;
+  const opened = isOpen ? await letters(path, { reason: given.reason, partition: given.partition, since, limit: given.most ? MOST_LETTERS : SHOWN_LETTERS }, given.step) : null;
   const send = (chosen, what) => redrive(name, path, { ...chosen, ...(since ? { since } : {}) }, what, refresh);
   const context = { name, path, own, given, since, send, refresh, mayEdit: overview.may_edit, contracts: answer.contracts };
   return [
@@ -25,7 +26,8 @@ export const deadLetters = tabView("dead-letters", async ({ name, overview, sear
     answer.groups.length ? groups(answer.groups, context) : card("None", element("p", {}, given.since === "all" ? "There are no dead letters." : ["There were none in this time. ", link(`${own}${query({ since: "all" })}`, "Show all")])),
     opened && element("section", { "aria-label": "Dead letters of the group", class: "stack" },
       element("h2", {}, `${given.reason ?? "All reasons"}${given.step ? ` in ${given.step}` : ""}: the newest ${counted(opened.dead_letters.length, "dead letter")}`),
-      opened.dead_letters.map((letter) => letterCard(letter, context))),
+      opened.dead_letters.map((letter) => letterCard(letter, context)),
+      opened.dead_letters.length === SHOWN_LETTERS && element("p", {}, link(`${own}?${new URLSearchParams({ ...given, most: 1 })}`, `Show the newest ${MOST_LETTERS}`))),
   ];
 }, (search) => !search.has("reason")); // somebody may be correcting a value
 

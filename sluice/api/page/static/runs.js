@@ -1,23 +1,24 @@
 // The runs of a pipeline: where the time of each went, from the moment it was asked for to its last batch.
 
-import { get, part } from "./api.js";
-import { airflowLink, badge, element, svg, table } from "./dom.js";
+import { get, part, query } from "./api.js";
+import { airflowLink, badge, element, link, svg, table } from "./dom.js";
 import { counted, duration, number, time } from "./format.js";
 import { batchesOf, choosePeriod, optional, tabView, took } from "./pipeline.js";
 
-const MOST_RUNS = 200;
+const MOST_RUNS = 200, SHOWN_RUNS = 15;
 const LONGEST_PAUSE_MS = 600_000; // between two batches of a run from the command line
 const KINDS = { queue: "waiting for Airflow", start: "starting", read: "planning a batch", state: "processing records", audit: "checking counts", output: "writing output", wait: "between batches", retry: "waiting for the next attempt" };
 const PHASES = { start: "read", state: "state", audit: "audit", output: "output" };
 
 export const runsTab = tabView("runs", async (context) => {
-  const { name, period } = context;
+  const { name, period, search, hash } = context;
   const [batches, inAirflow] = await Promise.all([batchesOf(context), optional(get(`/pipelines/${part(name)}/runs`, { limit: MOST_RUNS }))]);
   const known = new Set(inAirflow.map(({ run }) => run));
   const others = batches.filter((batch) => !known.has(nameOf(batch)));
   const runs = [...inAirflow.map((run) => fromAirflow(run, batches)), ...withoutAirflow(others)]
     .filter(({ begun, ended }) => begun <= period.to && ended >= period.from).sort((a, b) => b.begun - a.begun);
-  const longest = Math.max(...runs.map(({ begun, ended }) => ended - begun), 1);
+  const shown = search.get("all") === "1" ? runs : runs.slice(0, SHOWN_RUNS);
+  const longest = Math.max(...shown.map(({ begun, ended }) => ended - begun), 1);
   return [
     choosePeriod(context, "/runs"),
     element("section", { class: "card" },
@@ -29,7 +30,8 @@ export const runsTab = tabView("runs", async (context) => {
         { title: "Took", number: true, cell: ({ run, begun, ended }) => duration(run ? took(run) ?? (ended - begun) / 1000 : (ended - begun) / 1000) },
         { title: `Where the time went (the whole width is ${duration(longest / 1000)})`, cell: (shown) => [bar(shown, longest), element("small", {}, sentence(shown))] },
         { title: "Attempts", cell: ({ run }) => (run?.attempts ?? []).map((attempt) => [airflowLink(attempt.log, badge(`${attempt.number}: ${attempt.state}`, attempt.state)), " "]) },
-      ], runs, { label: "Runs", empty: `No runs ${period.text}.` })),
+      ], shown, { label: "Runs", empty: `No runs ${period.text}.` }),
+      shown.length < runs.length && element("p", {}, link(`${hash}/runs${query({ ...Object.fromEntries(search), all: 1 })}`, `Show all ${number(runs.length)} runs`))),
   ];
 });
 

@@ -80,6 +80,9 @@ function submit(event, hash) {
   else location.hash = target;
 }
 
+// Entries are lines on a wide screen, and cards on a narrow one.
+const pageSize = () => (matchMedia("(max-width: 720px)").matches ? 25 : 100);
+
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
 async function entries(info, given) {
@@ -89,7 +92,7 @@ async function entries(info, given) {
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
   // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
   const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
-  let path = storePart, request = { ...parameters, limit: 100 };
+  let path = storePart, request = { ...parameters, limit: pageSize() };
   if (given.key !== undefined) {
     const { pipeline: _, as_of, from, to } = parameters;
     path = inQuery ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
@@ -111,7 +114,7 @@ async function entries(info, given) {
         element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed"),
         answer.standby && badge("a standby answered", "degraded")),
       values(answer.entries, pipeline, name, given),
-      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), "Next 100")),
+      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), `Next ${pageSize()}`)),
       reproduce),
   ];
 }
