@@ -19,6 +19,7 @@ export function bytes(count) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[0]}`;
 }
 
+const MANY_DAYS = 100; // beside so many days, hours say nothing
 const UNITS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];
 
 // 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is zero.
@@ -31,9 +32,9 @@ export function duration(seconds) {
   for (const [unit, size] of UNITS) {
     const count = Math.floor(rest / size);
     rest -= count * size;
-    if (count) parts.push(`${count} ${unit}`);
+    if (count) parts.push(`${number(count)} ${unit}`);
     else if (parts.length) break;
-    if (parts.length === 2) break;
+    if (parts.length === 2 || count >= MANY_DAYS) break;
   }
   return parts.join(" ");
 }

@@ -59,7 +59,7 @@ function right({ overview, period }, past, newest) {
 function fresh({ overview }, [newest]) {
   let headline = [badge("unknown", "waiting"), ` ${overview.lag_error}`];
   if (overview.unread === 0) headline = [badge("yes", "success"), " everything is read"];
-  else if (overview.unread) headline = [badge(overview.health === "running" ? "reading" : "behind", overview.health === "running" ? "running" : "behind"), " ", unread(overview), " unread records"];
+  else if (overview.unread) headline = [badge(overview.health === "running" ? "reading" : "behind", overview.health === "running" ? "running" : "behind"), " ", unread(overview), overview.unread === 1 ? " unread record" : " unread records"];
   return answer("Is it fresh?", headline,
     element("p", {}, "Snapshot ", element("code", {}, overview.snapshot.id), " is ", ago(overview.snapshot.published_at, " old"), overview.newest_event && [". Newest event: ", time(overview.newest_event)], "."),
     partitions(overview),
