@@ -50,7 +50,7 @@ class Scene:
 
 
 def demo(folder: Path) -> Scene:
-    """The demo right after its queries: orders has run, the other examples have never started."""
+    """Make the demo right after its queries: orders has run, the other examples have never started."""
     states = busy_orders(folder, hours=1, every_minutes=60)
     scene = _scene(states)
     del scene.api.runs.history["orders"][1:]
@@ -62,7 +62,7 @@ def demo(folder: Path) -> Scene:
 
 
 def many(folder: Path, count: int) -> Scene:
-    """`count` pipelines: orders, one that failed, one that lags, one that never started, others."""
+    """Make `count` pipelines: orders, one that failed, one that lags, one that never started, others."""
     chance = random.Random(count)
     states = busy_orders(folder, hours=24)
     scene = _scene(states)
@@ -96,7 +96,7 @@ def many(folder: Path, count: int) -> Scene:
 
 
 def busy_orders(folder: Path, hours: int, every_minutes: int = 30) -> States:
-    """The orders pipeline with some hours of batches, and the state of the newest."""
+    """Make the orders pipeline with some hours of batches, and the state of the newest."""
     folder.mkdir(parents=True, exist_ok=True)
     states = orders_states(f"sqlite:///{folder}", workers=4)
     pipeline = load_pipeline(EXAMPLES, "orders")
@@ -124,12 +124,12 @@ def _scene(states: States) -> Scene:
 
 
 def _runs(pipeline: str, state: str, every_minutes: int, count: int) -> list[Run]:
-    """The newest runs, newest first; the third one needed three attempts."""
+    """Make the newest runs, newest first; the third one needed three attempts."""
     return [_run(pipeline, state, every_minutes, number) for number in range(count)]
 
 
 def _run(pipeline: str, state: str, every_minutes: int = 30, number: int = 0) -> Run:
-    """A run whose last batch was published `number` times `every_minutes` ago."""
+    """Make a run whose last batch was published `number` times `every_minutes` ago."""
     ended = datetime.now(UTC) - timedelta(minutes=every_minutes * number)
     log = f"/dags/{pipeline}/runs/manual__{number}/tasks/main"
     tries = 3 if number == 2 else 1

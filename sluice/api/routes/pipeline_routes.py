@@ -154,7 +154,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
 async def show_history(request: Request, query: HistoryQuery) -> Response:
-    """The batches that the pipeline published in a time, added up in equal parts of this time."""
+    """Add up the batches that the pipeline published in a time, in equal parts of this time."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
@@ -223,7 +223,7 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """The pipeline's topology as text, or as an SVG drawing; before the first run, from its file."""
+    """Return the pipeline's topology as text, or as an SVG drawing; before the first run, from its file."""
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     text, svg = await _topology(access, query.pipeline)

@@ -211,7 +211,7 @@ class Snapshots(LedgerPart):
     def recent(
         self, pipeline: str, limit: int = 100, since: datetime | None = None
     ) -> list[Snapshot]:
-        """The newest snapshots, newest first; with `since`, those published at this time or later."""
+        """Return the newest snapshots, newest first; with `since`, those published at this time or later."""
         statement = (
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
