@@ -87,6 +87,10 @@ bench-monitoring: $(JARS) ## Show what the overview, /metrics and the DAG file c
 bench-query: $(JARS) ## Time queries with wrk; PEER= as above, ARGS='--keys 10000000' adds a large shard
 	@PYTHONPATH=. $(BIN)/python benchmarks/queries.py $(if $(PEER),--peer "$(PEER)") $(ARGS)
 
+.PHONY: pictures
+pictures: $(INSTALLED) ## Picture every view of the page at two widths, light and dark, in FOLDER=build/pictures; ARGS='--scenes demo 7 60 300'
+	@$(BIN)/python -m tests.browser.pictures $(or $(FOLDER),build/pictures) $(ARGS)
+
 .PHONY: backlog
 backlog: $(JARS) ## Run a backlog of RECORDS=100000 in batches of 1,000 and 10,000 and in one, and compare the results
 	@BACKLOG=$(or $(RECORDS),100000) $(BIN)/pytest tests/engine/test_backlog.py -m "" -k size_of_batches

@@ -33,6 +33,9 @@ Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airf
 below, under the licences that their metadata state. `make docs` generates the list. A test fails if a distribution has
 a licence that is not in the list. The tools for developing Sluice are not listed.
 
+The page of Sluice in Airflow has the files of two JavaScript libraries, dagre and uPlot, both under the MIT licence.
+The licences are beside the files, in `sluice/api/page/static/vendor`.
+
 Set-up also downloads the jars of `sluice/provision/jars.lock`. Pipelines with Delta tables need Delta Lake, which is
 under Apache-2.0. Tests and the demo need a Kafka broker.
 

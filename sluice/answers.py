@@ -338,11 +338,24 @@ class PipelineHealth(StrEnum):
     a wrong clock."""
     BEHIND = "behind"
     """There are unread records, but no run."""
+    IDLE = "idle"
     NOT_STARTED = "not_started"
     """The pipeline has never run."""
     RETIRED = "retired"
     """The pipeline is no longer run: see `sluice retire`."""
-    IDLE = "idle"
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """An attempt of Airflow to run the task of a run."""
+
+    number: int
+    state: str
+    """The state in Airflow, such as `running`, `success` or `failed`."""
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    log: str
+    """Path of the attempt's log in Airflow."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -356,6 +369,10 @@ class Run(msgspec.Struct, frozen=True):
     """Path in Airflow of the log of the run's failed task, or of its last task."""
     action: str
     """The action of the run: `run`, `replay`, `promote` or `drop`."""
+    queued_at: datetime | None = None
+    """When the run was asked for."""
+    attempts: list[Attempt] = []
+    """The attempts of the run's task, oldest first; empty in the overview."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
@@ -383,7 +400,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""
     lag: list[PartitionLag]
     lag_error: str
-    """Why the lag is unknown; an empty text if it is known."""
+    """Why the lag is unknown; an empty text if it is known. For a pipeline that has never run: what
+    it waits for, as far as that is known."""
     held_since: datetime | None
     """When the server first saw that an open transaction holds back records.
 
@@ -397,6 +415,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → number of dead letters in the last 24 hours."""
     may_edit: bool
     """Whether you may start runs of the pipeline and re-drive its dead letters."""
+    newest_event: datetime | None
+    """The largest event time in the newest snapshot; None if no record had an event time."""
+    records: list[int]
+    """The number of records of each of the newest 30 batches, oldest first."""
+    tags: list[str]
+    """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -433,6 +457,47 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Path in Airflow of the task's log; an empty text for a run without Airflow."""
     wrong: list[str]
     """The reasons why the audit does not balance; an empty list if it balances."""
+    newest_event: datetime | None
+    """The largest event time up to this batch; None if no record had an event time."""
+
+
+class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The batches that were published in one of the equal parts of a time."""
+
+    column: int
+    """The number of the part, from 0."""
+    batches: int
+    records: int
+    most_records: int
+    """The records of the largest batch: so many were unread when it began."""
+    rows: int
+    """The number of state rows written."""
+    seconds: float | None = None
+    """The mean duration of the batches whose duration is known."""
+    phases: dict[str, float] = {}
+    """Phase → its mean seconds in these batches."""
+    freshness_seconds: float | None = None
+    """The longest time from the newest event up to a batch until the batch was published."""
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    late: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    failed: dict[str, int] = {}
+    dead_letters: dict[str, int] = {}
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The batches of a time, in equal parts of this time."""
+
+    since: datetime
+    until: datetime
+    batches: int
+    wrong: list[str]
+    """Snapshots whose audits do not balance, with the reasons; at most ten."""
+    complete: bool
+    """Whether all batches of the time are counted, and not only the newest 5,000."""
+    columns: list[HistoryColumn]
+    """The parts in which a batch was published, oldest first."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -475,6 +540,26 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     redriven_at: datetime | None
     not_redrivable: str
     """Why the record cannot be re-driven; an empty text if it can be re-driven."""
+    redriven_to: str
+    """TOPIC/PARTITION/OFFSET of the record that was written again; empty if it was not
+    re-driven."""
+    failed_again: bool
+    """Whether the re-driven record has become a dead letter again."""
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The matching dead letters with the same reason and step."""
+
+    reason: str
+    step: str
+    """An empty text for records that no step has processed."""
+    count: int
+    redriven: int
+    """How many of them were re-driven."""
+    failed_again: int
+    """How many of the re-driven records have become dead letters again."""
+    example: DeadLetter
+    """The newest of them."""
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
@@ -488,6 +573,27 @@ class DeadLetters(msgspec.Struct, frozen=True):
     complete: bool
     """Whether the search reached the end of the topic within its time limit."""
     dead_letters: list[DeadLetter]
+    groups: list[DeadLetterGroup]
+    """The matching dead letters by reason and step, the largest group first."""
+    contracts: dict[str, dict[str, str]]
+    """Topic or pattern that the pipeline reads → the fields of its values, with their types."""
+
+
+class FieldProblem(msgspec.Struct, frozen=True):
+    """What is wrong with a field of a value."""
+
+    path: str
+    """Such as `lines[0].price`; empty for the value as a whole."""
+    detail: str
+
+
+class ContractCheck(msgspec.Struct, frozen=True):
+    """What is wrong with a value, according to the contract of its topic."""
+
+    topic: str
+    has_contract: bool
+    """Whether the contract is known; without it, nothing is checked."""
+    problems: list[FieldProblem]
 
 
 class Redriven(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import msgspec
 from airflow.api.common.trigger_dag import trigger_dag
 from airflow.configuration import conf
 from airflow.exceptions import ParamValidationError
@@ -16,6 +17,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.log import Log
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.sdk.exceptions import AirflowException
 from airflow.ti_deps.dependencies_states import EXECUTION_STATES
 from airflow.utils.session import create_session
@@ -23,7 +25,7 @@ from airflow.utils.types import DagRunTriggeredByType
 from sqlalchemy import and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from sluice.answers import Run
+from sluice.answers import Attempt, Run
 from sluice.api.runs import DagState, PoolWait
 from sluice.errors import NotFound, QueryError
 from sluice.values.phrases import counted
@@ -60,11 +62,11 @@ class AirflowRuns:
             )
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             tasks = self._tasks(session, runs)
-            waiting = self._waiting(session, tasks.values())
-            marked = self._marked(session, runs)
+            waiting, marked = self._waiting(session, tasks.values()), self._marked(session, runs)
+            tags = self._own_tags(session, paused)
             states: dict[str, DagState] = {}
             for name, is_paused in paused.items():
-                states[name] = DagState(bool(is_paused), None)
+                states[name] = DagState(bool(is_paused), None, tags=tags.get(name, ()))
             for run in runs:
                 task = tasks.get((run.dag_id, run.run_id))
                 states[run.dag_id] = replace(
@@ -75,6 +77,18 @@ class AirflowRuns:
                     marked_by=marked.get(run.dag_id, ""),
                 )
             return states
+
+    def _own_tags(self, session: Session, dags: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """DAG → its tags apart from Sluice's own, sorted."""
+        statement = (
+            select(DagTag.dag_id, DagTag.name)
+            .where(DagTag.dag_id.in_([*dags]), DagTag.name.not_in((_TAG, *_KINDS)))
+            .order_by(DagTag.name)
+        )
+        tags: dict[str, tuple[str, ...]] = {}
+        for dag, tag in session.execute(statement).all():
+            tags[dag] = (*tags.get(dag, ()), tag)
+        return tags
 
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
         """Return the pools for whose slots tasks wait, by DAG.
@@ -149,7 +163,49 @@ class AirflowRuns:
                 .order_by(DagRun.id.desc())
                 .limit(limit)
             )
-            return self._answers(session, session.scalars(newest).all())
+            runs = session.scalars(newest).all()
+            tasks, attempts = self._tasks(session, runs), self._attempts(session, pipeline, runs)
+            answers: list[Run] = []
+            for run in runs:
+                answer = self._answer(run, tasks.get((run.dag_id, run.run_id)))
+                tried = attempts.get(run.run_id, [])
+                answers.append(msgspec.structs.replace(answer, attempts=tried))
+            return answers
+
+    def _attempts(
+        self, session: Session, pipeline: str, runs: Iterable[DagRun]
+    ) -> dict[str, list[Attempt]]:
+        """Run → the attempts of its tasks, oldest first.
+
+        Airflow keeps the newest attempt of a task in one table, and the earlier ones in another.
+        """
+        names = [run.run_id for run in runs]
+        attempts: dict[str, dict[tuple[str, int], Attempt]] = {}
+        for table in (TaskInstanceHistory, TaskInstance):
+            columns = (
+                table.run_id, table.task_id, table.try_number, table.state, table.queued_dttm,
+                table.start_date, table.end_date,
+            )  # fmt: skip
+            statement = select(*columns).where(table.dag_id == pipeline, table.run_id.in_(names))
+            for task in session.execute(statement).all():
+                if task.try_number:
+                    attempt = self._attempt(pipeline, task)
+                    attempts.setdefault(task.run_id, {})[task.task_id, task.try_number] = attempt
+        oldest_first: dict[str, list[Attempt]] = {}
+        for run, of_run in attempts.items():
+            oldest_first[run] = [attempt for _, attempt in sorted(of_run.items())]
+        return oldest_first
+
+    def _attempt(self, pipeline: str, task: Any) -> Attempt:
+        log = self._log(pipeline, task.run_id, task.task_id)
+        return Attempt(
+            number=task.try_number,
+            state=str(task.state or "queued"),
+            queued_at=task.queued_dttm,
+            started_at=task.start_date,
+            ended_at=task.end_date,
+            log=f"{log}?try_number={task.try_number}",
+        )
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
         """Trigger the pipeline's DAG and return the new run's id."""
@@ -169,14 +225,6 @@ class AirflowRuns:
         if run is None:
             raise NotFound(f"There is no DAG {pipeline!r}.")
         return str(run.run_id)
-
-    def _answers(self, session: Session, runs: Iterable[DagRun]) -> list[Run]:
-        runs = list(runs)
-        tasks = self._tasks(session, runs)
-        answers: list[Run] = []
-        for run in runs:
-            answers.append(self._answer(run, tasks.get((run.dag_id, run.run_id))))
-        return answers
 
     def _tasks(self, session: Session, runs: Sequence[DagRun]) -> dict[tuple[str, str], Any]:
         """Return the tasks whose logs explain the runs, by DAG and run."""
@@ -205,9 +253,7 @@ class AirflowRuns:
         return tasks
 
     def _answer(self, run: DagRun, task: Any) -> Run:
-        log = f"{self.root}/dags/{quote(run.dag_id, safe='')}/runs/{quote(run.run_id, safe='')}"
-        if task is not None:
-            log += f"/tasks/{quote(task.task_id, safe='')}"
+        log = self._log(run.dag_id, run.run_id, "" if task is None else task.task_id)
         state = str(run.state)
         if state not in ("running", "success", "failed"):
             state = "queued"
@@ -218,7 +264,13 @@ class AirflowRuns:
             ended_at=run.end_date,
             log=log,
             action=str((run.conf or {}).get(_ACTION, "run")),
+            queued_at=run.queued_at,
         )
+
+    def _log(self, dag: str, run: str, task: str) -> str:
+        """Return the path in Airflow of a task of a run; of the run if `task` is empty."""
+        path = f"{self.root}/dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
+        return f"{path}/tasks/{quote(task, safe='')}" if task else path
 
 
 def _rank(task: Any) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""Services that the API's server provides: Airflow's runs, and access to Kafka."""
+"""Services that the API's server provides: Airflow's runs, Kafka, and the pipelines' files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cached_property
 
 from confluent_kafka.admin import AdminClient
 
+from sluice.api.declared_pipelines import DeclaredPipelines
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.brokers import broker_errors, silent_admin
@@ -34,6 +35,7 @@ class Services:
 
     runs: Runs = NO_RUNS
     kafka: Callable[[], dict[str, str]] = _kafka_settings
+    declared: DeclaredPipelines = field(default_factory=DeclaredPipelines)
     _lags: SingleFlightCache[Lag | BrokersUnreachable] = field(
         default_factory=lambda: SingleFlightCache(_LAG_SECONDS, 10), repr=False
     )

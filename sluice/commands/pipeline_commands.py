@@ -197,11 +197,18 @@ def _check_routes() -> Iterable[SluiceError]:
 def describe(
     pipeline: PipelineName,
     svg: Annotated[bool, typer.Option("--svg", help="Print an SVG drawing.")] = False,
+    html: Annotated[
+        bool,
+        typer.Option("--html", help="Print an HTML file with the drawing of the page in Airflow."),
+    ] = False,
 ) -> None:
     """Print a pipeline's topology as text or as a drawing."""
+    from sluice.commands.topology_file import topology_file
     from sluice.topology import drawing
 
     draw: Callable[[Pipeline], str] = drawing.svg if svg else drawing.text
+    if html:
+        draw = topology_file
     with errors_as_messages():
         out.print(draw(load(pipeline)), markup=False, soft_wrap=True)
 

@@ -72,13 +72,15 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, the rejected record's partition, or their own position."""
+    """Selects dead letters by reason, time, step, the rejected record's partition, or their own position."""
 
     reason: str = ""
     since: datetime | None = None
     partition: int | None = None
     place: tuple[int, int] | None = None
     """Partition and offset of the dead letter itself."""
+    step: str | None = None
+    """The step that failed; an empty text for records that no step has processed."""
 
     def matches(self, letter: DeadLetter) -> bool:
         """Return whether this filter selects a dead letter."""
@@ -90,6 +92,7 @@ class DeadLetterFilter:
                 or (letter.source is not None and letter.source[1] == self.partition)
             )
             and self.place in (None, (letter.partition, letter.offset))
+            and self.step in (None, letter.header("step"))
         )
 
 
@@ -185,6 +188,17 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 @dataclass
+class Group:
+    """The matching dead letters with the same reason and step."""
+
+    example: DeadLetter
+    """The newest of them."""
+    count: int = 0
+    redriven_to: set[Place] = field(default_factory=set)
+    """The positions of the records that were written again."""
+
+
+@dataclass
 class Matches:
     """The newest matching dead letters, newest first."""
 
@@ -196,6 +210,10 @@ class Matches:
     """Whether the search reached the end of the topic within its time limit."""
     markers: dict[tuple[int, int], Marker] = field(default_factory=dict)
     """Partition and offset of a dead letter → the marker of its re-drive."""
+    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    """Reason and step → the matching dead letters with both."""
+    failed_again: set[Place] = field(default_factory=set)
+    """The positions of re-driven records that have become dead letters again."""
 
     def marker(self, letter: DeadLetter) -> Marker | None:
         """Return the marker of a dead letter's re-drive.
@@ -203,6 +221,28 @@ class Matches:
         Return None if the dead letter was not re-driven.
         """
         return self.markers.get((letter.partition, letter.offset))
+
+    def has_failed_again(self, letter: DeadLetter) -> bool:
+        """Return whether the record of a dead letter was re-driven, and has become a dead letter again."""
+        marker = self.marker(letter)
+        return (
+            marker is not None
+            and (marker.topic, marker.partition, marker.offset) in self.failed_again
+        )
+
+    def add_to_group(self, letter: DeadLetter) -> None:
+        """Count a dead letter in its group."""
+        name = letter.reason, letter.header("step")
+        group = self.groups.get(name)
+        if group is None or letter.at >= group.example.at:
+            example = letter.with_most(_MOST_BYTES)
+            group = self.groups[name] = (
+                Group(example) if group is None else replace(group, example=example)
+            )
+        group.count += 1
+        marker = self.marker(letter)
+        if marker is not None:
+            group.redriven_to.add((marker.topic, marker.partition, marker.offset))
 
 
 def find_dead_letters(
@@ -220,9 +260,21 @@ def find_dead_letters(
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return matches
+    matches.markers = redrive_markers(kafka, pipeline, topic_id)
+    redriven: dict[Place, datetime] = {}
+    for marker in matches.markers.values():
+        redriven[marker.topic, marker.partition, marker.offset] = marker.at
     until = time.monotonic() + _READ_SECONDS
-    for letter in chosen_letters(kafka, pipeline, chosen):
+    # A record that was re-driven may have failed again for another reason, so all are read.
+    for letter in chosen_letters(kafka, pipeline, DeadLetterFilter(since=chosen.since)):
+        # An older dead letter is of a record that was at the same position before, in a topic that
+        # was deleted and created again.
+        if letter.source in redriven and letter.at >= redriven[letter.source]:
+            matches.failed_again.add(letter.source)
+        if not chosen.matches(letter):
+            continue
         matches.reasons[letter.reason] += 1
+        matches.add_to_group(letter)
         matches.letters.append(letter.with_most(most_bytes))
         # A search through millions of dead letters must not keep all of them in memory.
         if len(matches.letters) > 2 * limit:
@@ -230,7 +282,8 @@ def find_dead_letters(
         if time.monotonic() > until:
             matches.complete = False
             break
-    matches.markers = redrive_markers(kafka, pipeline, topic_id)
+    for group in matches.groups.values():
+        (group.example,) = with_histories([group.example], matches.markers)
     matches.letters = list(with_histories(_newest(matches.letters, limit), matches.markers))
     return matches
 

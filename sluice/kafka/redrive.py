@@ -84,10 +84,12 @@ def redrive(
     topics: Iterable[str],
     chosen: DeadLetterFilter,
     limit: int = MOST,
+    value: bytes | None = None,
 ) -> RedriveOutcome:
     """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
 
-    `topics` are the names and the patterns of the pipeline's source topics. Raises EngineError if
+    `topics` are the names and the patterns of the pipeline's source topics. `value` takes the place
+    of the records' own values; None leaves the records as they were. Raises EngineError if
     another process takes over, or for an error of Kafka.
     """
     outcome = RedriveOutcome()
@@ -133,7 +135,7 @@ def redrive(
         for start in range(0, len(due), _AT_ONCE):
             letters: Sequence[DeadLetter] = due[start : start + _AT_ONCE]
             while letters:
-                letters = _send(kafka, producer, pipeline, topic_id, letters, outcome)
+                letters = _send(kafka, producer, pipeline, topic_id, letters, outcome, value)
     except KafkaException as error:
         if (denied := denial(kafka, error)) is not None:
             raise denied from None
@@ -182,6 +184,7 @@ def _send(
     topic_id: str,
     letters: Sequence[DeadLetter],
     outcome: RedriveOutcome,
+    corrected: bytes | None,
 ) -> Sequence[DeadLetter]:
     """Write records and their markers in one transaction. Returns the dead letters that are left.
 
@@ -213,6 +216,8 @@ def _send(
                 # `record` is the reason why the record cannot be written.
                 continue
             key, value, timestamp, headers = record
+            if corrected is not None:
+                value = corrected
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
             producer.produce(

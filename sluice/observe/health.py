@@ -22,7 +22,6 @@ Calm = Literal["not_started", "retired"]
 """The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
-_NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
@@ -42,10 +41,9 @@ def failures_of(
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
 
-    A missing input is no failure of a retired pipeline, or of one that has never run, unless its
-    trigger has recorded that it waits.
+    A missing input is no failure of a pipeline that has never run, or that is retired.
     """
-    failures = [*figures.failures.get(pipeline, ())]
+    failures = recorded_failures(figures, pipeline)
     recorded = {failure.kind for failure in failures}
     generation = figures.generations.get(pipeline)
     if calm_of(figures, pipeline) is not None or generation is None:
@@ -59,6 +57,27 @@ def failures_of(
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
     return failures
+
+
+def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
+    """Return the failures that the ledger has of a pipeline.
+
+    The trigger of a pipeline that has never run records that it waits for its topics. Nothing that
+    has worked is broken then, so this is no failure: see `awaited_by`.
+    """
+    failures = figures.failures.get(pipeline, ())
+    if calm_of(figures, pipeline) != "not_started":
+        return [*failures]
+    return [failure for failure in failures if failure.kind != "input"]
+
+
+def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
+    """Return why a pipeline that has never run could not run; empty if its trigger has not said so."""
+    if calm_of(figures, pipeline) == "not_started":
+        for failure in figures.failures.get(pipeline, ()):
+            if failure.kind == "input":
+                return failure.detail
+    return ""
 
 
 def input_away(
@@ -101,7 +120,10 @@ def input_away(
     if hidden:
         denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
         details.append(f"{_topics(hidden)} {denial}")
-    next_step = _DELETED if deleted else _NEVER_READ
+    them = "it" if len(never_read) == 1 else "them"
+    next_step = f"Create {them}, or correct the pipeline. {InputAway.next_step}"
+    if deleted:
+        next_step = _DELETED
     if hidden and not deleted and not never_read:
         next_step = _DENIED
     return InputAway(" ".join(details), next_step=next_step)

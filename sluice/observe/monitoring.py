@@ -16,6 +16,7 @@ from sluice.state.ledger.ledger import Ledger, positions_in
 from sluice.state.ledger.measurements import Measurement
 from sluice.state.ledger.snapshots import KeptBatches
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
+from sluice.values.utc_times import AFTER_LAST, utc_datetime
 
 DAY = timedelta(hours=24)
 UNWRITTEN = "unwritten"
@@ -105,13 +106,14 @@ def batches(
     info: GenerationInfo,
     limit: int,
     airflow: str = "",
+    since: datetime | None = None,
 ) -> list[answers.BatchHistory]:
     """Return the newest batches of a pipeline's current generation, newest first.
 
-    `airflow` is Airflow's root path.
+    `airflow` is Airflow's root path. With `since`, only batches published at this time or later.
     """
-    snapshots = ledger.snapshots.recent(info.pipeline, limit)
-    audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, limit)}
+    snapshots = ledger.snapshots.recent(info.pipeline, limit, since)
+    audits = {audit.batch: audit for audit in ledger.audits.recent(info.ref, len(snapshots) or 1)}
     return [_batch(snapshot, audits.get(snapshot.batch), airflow) for snapshot in snapshots]
 
 
@@ -253,7 +255,19 @@ def _batch(snapshot: Snapshot, audit: Audit | None, airflow: str) -> answers.Bat
         run=snapshot.run,
         log=log_path(snapshot.run, airflow),
         wrong=audit.wrong if audit else [],
+        newest_event=newest_event(snapshot),
     )
+
+
+def newest_event(snapshot: Snapshot) -> datetime | None:
+    """Return the largest event time up to a snapshot.
+
+    Return None if no record had one that Python knows.
+    """
+    newest = max(snapshot.stream_times.values(), default=None)
+    if newest is None or not 0 <= newest < AFTER_LAST:
+        return None
+    return utc_datetime(newest)
 
 
 def _generation(

@@ -229,7 +229,11 @@ def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
 
 
 def svg(pipeline: Pipeline) -> str:
-    """Return the topology as an SVG, with sources on the left and each step to the right of its input."""
+    """Return the topology as an SVG, with sources on the left and each step to the right of its input.
+
+    The group of each node has the node's number and the numbers of its inputs, from which other
+    programs can draw the topology anew.
+    """
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
     height = max(y for _, y in place.values()) + _HEIGHT + 20
@@ -289,9 +293,11 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 def _box(node: nodes.Node, x: int, y: int) -> str:
     fill = _FILL.get(type(node).__name__, "#f1f5f9")
+    inputs = " ".join(str(parent.number) for parent in nodes.parents(node))
     first_line, second_line = escape(_short(title(node), 34)), escape(_short(detail(node), 38))
     return (
-        f"<g><title>{escape(title(node))}: {escape(detail(node))}</title>"
+        f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}">'
+        f"<title>{escape(title(node))}: {escape(detail(node))}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" '
         f'fill="{fill}" stroke="#64748b"/>'
         f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{first_line}</text>'

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -42,12 +44,17 @@ HOSTILE = f"{IMAGE}<script>document.title='broken'</script>"
 SCRIPTED = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9" width="9" height="9" '
     "onload=\"document.documentElement.id='broken'\"><script>document.documentElement.id='broken'</script>"
-    "<g onclick=\"document.documentElement.id='broken'\"><title>stream &lt;b>x&lt;/b></title>"
+    "<g data-number='0' data-inputs='' data-name='&lt;b>x&lt;/b>' onclick=\"document.documentElement.id='broken'\">"
+    "<title>stream &lt;b>x&lt;/b></title>"
     '<rect x="1" y="1" width="5" height="5"/><text x="2" y="2">&lt;b>x&lt;/b></text></g></svg>'
 )
 VIEWS = {
     "pipelines": "#/",
     "pipeline": "#/pipelines/orders",
+    "topology": "#/pipelines/orders/topology?node=6",
+    "runs": "#/pipelines/orders/runs",
+    "pipeline-stores": "#/pipelines/orders/stores",
+    "shards": "#/pipelines/orders/shards",
     "stores": "#/stores",
     "windows": "#/pipelines/orders/stores/general_orders_count_window?key=store_1234",
     "values": "#/pipelines/orders/stores/general_orders_revenue?prefix=store_1",
@@ -168,26 +175,28 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     states.ledger.failures.set_files(
         [Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")]
     )
-    # The triggers of both have recorded the same cause, which is one line.
+    # Both have the same cause, which is one line.
     for name in ("fraud", "orders"):
-        states.ledger.failures.keep(
-            Failure.of(InputAway("Kafka does not answer."), name, kind="input")
-        )
-    expect(page.locator("#failures li")).to_have_count(3)
+        states.ledger.failures.keep(Failure.of(InputAway("Old rows stay."), name, kind="retention"))
+    expect(page.locator("#failures li")).to_have_count(4)
     expect(page.locator("#failures li").nth(1)).to_contain_text("2 pipelines (fraud, orders)")
     expect(page.locator("#failures li").first).to_contain_text("Invalid topology")
     expect(page.locator("#failures li").first).to_contain_text(HOSTILE)
-    expect(page.locator("#failures li").last.get_by_role("link")).to_have_attribute("href", LOG)
+    log = page.locator("#failures li").last.get_by_role("link", name="Open the log")
+    expect(log).to_have_attribute("href", LOG)
     expect(page.locator("tbody th")).to_have_text(["fraud", "orders"])
     expect(page.locator("tbody tr").last).to_contain_text("failed paused")
-    page.get_by_role("button", name="broken").click()
+    page.get_by_role("link", name="broken 1").click()
     expect(page.locator("tbody th")).to_have_text(["fraud"])
-    page.get_by_role("button", name="all").click()
+    assert page.url.endswith("#/?health=broken")
+    page.get_by_role("link", name="all 2").click()
     page.get_by_role("button", name="Pipeline").click()
     page.get_by_role("button", name="Pipeline").click()
     expect(page.locator("tbody th")).to_have_text(["orders", "fraud"])
-    page.get_by_label("Filter by name").fill("FRA")
+    page.get_by_label("Filter by name").press_sequentially("FRA")
     expect(page.locator("tbody th")).to_have_text(["fraud"])
+    expect(page.get_by_label("Filter by name")).to_be_focused()
+    assert "name=FRA" in page.url
     assert is_harmless(page)
 
 
@@ -248,6 +257,7 @@ def test_a_new_snapshot_and_its_counts_appear_by_themselves(
     page: Page, address: str, states: States
 ) -> None:
     page.goto(f"{address}#/pipelines/orders")
+    page.get_by_text("Newest batches with their audits").click()
     batches = page.get_by_role("region", name="Batches").locator("tbody tr")
     expect(batches).to_have_count(6)
     expect(batches.first).to_contain_text("1.5")
@@ -256,11 +266,14 @@ def test_a_new_snapshot_and_its_counts_appear_by_themselves(
     )
     publish(states, Busy(random.Random(1)))
     expect(batches).to_have_count(7)
+    expect(page.get_by_role("heading", name="Orders by location")).to_be_visible()
+    page.get_by_role("link", name="Stores", exact=True).last.click()
+    expect(page.locator("#view")).to_contain_text("windows of 15 s")
+    expect(page.locator("#view")).to_contain_text("runningOrderCount, runningRevenue")
+    page.get_by_role("link", name="Topology").click()
     drawing = page.locator(".drawing")
     expect(drawing.locator(".box.source").first).to_contain_text("stream orders")
     expect(drawing.locator(".count").first).to_contain_text(",")
-    expect(page.locator("#view")).to_contain_text("windows of 15 s")
-    expect(page.get_by_role("heading", name="Orders by location")).to_be_visible()
 
 
 def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address: str) -> None:
@@ -284,7 +297,11 @@ def test_keys_ranges_windows_and_earlier_snapshots_are_found(page: Page, address
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_text("There is no snapshot 1.99")).to_be_visible()
     page.goto(f"{address}#/pipelines/orders/stores/general_orders_count_window?key=store_1234")
-    expect(page.locator("figure circle")).to_have_count(24)
+    charts = page.get_by_role("img", name="by window")
+    expect(charts.first).to_have_attribute(
+        "aria-label", re.compile("value, by window. value: last")
+    )
+    expect(charts.first.locator("canvas")).to_be_visible()
     page.goto(f"{address}#/pipelines/orders/stores/general_orders_revenue?key=..")
     expect(page.get_by_text("0 entries of snapshot")).to_be_visible()
 
@@ -327,13 +344,21 @@ def test_a_dead_letter_is_shown_as_text_and_re_driven_once(
     page: Page, address: str, letters: dict[str, str]
 ) -> None:
     page.goto(f"{address}#/pipelines/orders/dead-letters")
-    expect(page.locator("article")).to_have_count(2)
-    expect(page.locator("article", has_text=f"Value{HOSTILE}")).to_be_visible()
+    groups = page.get_by_role("region", name="Groups of dead letters").locator("tbody tr")
+    expect(groups).to_have_count(2)
+    hostile = groups.filter(has=page.locator(".badge", has_text=IMAGE))
+    hostile.get_by_role("link", name="Open").click()
+    page.get_by_text("Record, headers and contract").click()
+    expect(page.get_by_label("Value")).to_have_value(HOSTILE)
     assert is_harmless(page)
-    page.locator("article", has_text="not json").get_by_role("button", name="Re-drive").click()
+    groups.filter(has_text="not json").get_by_role("link", name="Open").click()
+    letter = page.get_by_role("article")
+    expect(letter).to_contain_text("malformed")
+    letter.get_by_role("button", name="Re-drive", exact=True).click()
     page.locator("dialog").get_by_role("button", name="Re-drive").click()
     expect(page.locator("#done")).to_contain_text("1 re-driven")
-    expect(page.locator("article", has_text="not json")).to_contain_text("re-driven")
+    expect(letter).to_contain_text("re-driven")
+    expect(groups.filter(has_text="not json")).to_contain_text("none failed again")
     # Other tests of this process write orders to the same broker.
     assert [record.value() for record in read_topic(letters, "orders")].count(b"not json") == 1
 
@@ -379,6 +404,7 @@ def hostile(states: States) -> States:
         {HOSTILE: msgspec.json.encode([HOSTILE]).decode()},
         counts=counts,
         run=f"{HOSTILE}/{HOSTILE}/x",
+        published_at=datetime.now(UTC),
     )
     return made
 
@@ -402,8 +428,13 @@ def test_markup_in_any_text_stays_text(page: Page, address: str, hostile: States
         assert is_harmless(page), view
     expect(page.get_by_role("region", name="Values")).to_contain_text(HOSTILE)
     hostile.ledger.quarantine.add(GenerationRef("hostile", 1), 0, HOSTILE)
-    page.goto(f"{address}#/pipelines/hostile")
-    expect(page.locator(".drawing .name")).to_have_text("<b>x</b>")
+    page.goto(f"{address}#/pipelines/hostile/topology?node=0")
+    expect(page.locator(".drawing .name")).to_have_text("stream <b>x</b>")
+    assert is_harmless(page)
+    page.goto(f"{address}#/pipelines/hostile/runs")
+    expect(page.get_by_role("region", name="Runs")).to_be_visible()
+    assert is_harmless(page)
+    page.goto(f"{address}#/pipelines/hostile/shards")
     expect(page.get_by_role("region", name="Shards")).to_contain_text(HOSTILE)
     assert is_harmless(page)
 

@@ -21,6 +21,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.log import Log
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.utils.session import create_session
 from sqlalchemy import insert
 from uuid import uuid4
@@ -55,6 +56,11 @@ with create_session() as session:
                 pool_slots=2 if dag == "other_team" else 1, scheduled_dttm=since, start_date=since,
                 try_number=attempt, max_tries=2,
             ))
+    session.execute(insert(DagTag).values(dag_id="orders", name="payments"))
+    session.execute(insert(TaskInstanceHistory).values(
+        task_instance_id=uuid4(), task_id="main", dag_id="refunds", run_id="manual__2", map_index=-1, try_number=1,
+        state="failed", start_date=since, end_date=since, pool="default_pool", pool_slots=1, max_tries=2,
+    ))
     for event, user in (("trigger_dag_run", "bob"), ("patch_dag_run", "ada")):
         session.execute(insert(Log).values(
             event=event, dag_id="refunds", run_id="manual__2", owner=user, owner_display_name=user, dttm=since,
@@ -62,7 +68,10 @@ with create_session() as session:
 found = {}
 for name, dag in AirflowRuns().dags().items():
     found[name] = [dag.last_run.run, dag.attempts_left, dag.marked_by, dag.waits and dag.waits.detail]
-print("FOUND " + json.dumps(found))
+tags = {name: dag.tags for name, dag in AirflowRuns().dags().items()}
+newest = AirflowRuns().recent("refunds", 1)[0]
+attempts = [[attempt.number, attempt.state, attempt.log] for attempt in newest.attempts]
+print("FOUND " + json.dumps([found, tags, attempts]))
 """
 
 
@@ -79,7 +88,11 @@ def test_the_database_knows_what_a_run_waits_for_and_how_it_goes_on(tmp_path: Pa
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.partition("FOUND ")[2])
+    found: dict[str, Any]
+    found, tags, attempts = json.loads(done.stdout.partition("FOUND ")[2])
+    assert tags == {name: ["payments"] if name == "orders" else [] for name in found}
+    log = "/dags/refunds/runs/manual__2/tasks/main?try_number="
+    assert attempts == [[1, "failed", f"{log}1"], [2, "failed", f"{log}2"]]
     holders = (
         "main of other_team (2 slots since 12:00:00 UTC), main of words (1 slot since 12:00:00 UTC)"
     )

@@ -119,6 +119,50 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
     assert found.markers[0, 0].topic == shop.name
 
 
+def test_a_corrected_value_takes_the_place_of_the_records_value(shop: Shop) -> None:
+    shop.reject(b'{"n": "x"}')
+    shop.reject(b"other")
+    chosen = DeadLetterFilter(place=(0, 0))
+    done = redrive(shop.kafka, shop.name, [shop.name], chosen, value=b'{"n": 1}')
+    assert done.redriven == 1
+    shop._written += 1
+    (record,) = shop.records
+    assert (record.key(), record.value(), record.partition()) == (b"k\xff", b'{"n": 1}', 1)
+    assert dict(record.headers() or [])["trace"] == b"\x01"
+
+
+def test_dead_letters_are_grouped_and_know_what_came_of_their_re_drive(shop: Shop) -> None:
+    for _ in range(3):
+        shop.reject(b"1")
+    shop.reject(b"2", "processing", step="map-3")
+    shop.reject(b"3", "processing", step="map-9")
+    assert shop.redrive(place=(0, 0)) == (1, {})
+    found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 1)
+    assert {name: group.count for name, group in found.groups.items()} == {
+        ("contract", ""): 3,
+        ("processing", "map-3"): 1,
+        ("processing", "map-9"): 1,
+    }
+    group = found.groups["contract", ""]
+    assert (len(group.redriven_to), group.redriven_to & found.failed_again) == (1, set())
+    # The re-driven record fails again, for another reason.
+    marker = found.markers[0, 0]
+    shop.reject(b"1", "digits", marker.partition, offset=marker.offset)
+    found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="contract"), 10)
+    group = found.groups["contract", ""]
+    assert group.redriven_to == found.failed_again
+    failed = [found.has_failed_again(letter) for letter in found.letters]
+    assert sorted(failed) == [False, False, True]
+    again = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10)
+    assert len(again.groups["digits", ""].example.history) == 1
+    of_step = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(step="map-9"), 10)
+    assert [letter.value for letter in of_step.letters] == [b"3"]
+    assert [*find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(step=""), 10).reasons] == [
+        "contract",
+        "digits",
+    ]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_nothing_is_re_driven_twice_when_the_markers_are_lost(
     shop: Shop,

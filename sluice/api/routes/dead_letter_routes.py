@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from sluice.errors import QueryError
 from sluice.kafka.dead_letter_topic import (
     DeadLetter,
     DeadLetterFilter,
-    Marker,
+    Matches,
     find_dead_letters,
     topic_of,
 )
@@ -29,6 +29,9 @@ from sluice.kafka.redrive import MOST, redrive_obstacle
 from sluice.kafka.redrive import redrive as redrive_chosen
 from sluice.query.scan_slots import Gate
 from sluice.query.time_texts import parse_time
+from sluice.values.contract_check import problems_of
+from sluice.values.topic_patterns import is_pattern
+from sluice.values.topic_patterns import matches as matches_pattern
 
 router = Router("dead letters", "/v1/pipelines", 400, 404, 429)
 
@@ -43,12 +46,22 @@ Partition = Annotated[
 ]
 
 
+Step = Annotated[
+    str,
+    Meta(
+        description="Only dead letters of this step; empty: of records that no step has processed.",
+        max_length=1_000,
+    ),
+]
+
+
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
     """Dead letters by reason, time and partition."""
 
     reason: Reason = ""
     since: Since | None = None
     partition: Partition | None = None
+    step: Step | None = None
     limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=1_000)] = 100
 
 
@@ -65,9 +78,23 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)]
         | None
     ) = None
+    step: Step | None = None
+    value: (
+        Annotated[
+            str, Meta(description="Write this value in place of the record's; only with a place.")
+        ]
+        | None
+    ) = None
     limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=MOST)] = (
         1_000
     )
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value to check against the contract of a topic."""
+
+    topic: Annotated[str, Meta(description="A topic that the pipeline reads.", max_length=249)]
+    value: Annotated[str, Meta(description="The value as JSON.")]
 
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
@@ -75,18 +102,59 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     """Return the newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
-    chosen = DeadLetterFilter(query.reason, _time(query.since), query.partition)
+    since = _time(query.since)
+    chosen = DeadLetterFilter(query.reason, since, query.partition, step=query.step)
     async with _gate:
         kafka = access.services.kafka()
         matches = await asyncio.to_thread(
             find_dead_letters, kafka, query.pipeline, chosen, query.limit
         )
-    letters = [
-        _letter(letter, generation.topics, matches.marker(letter)) for letter in matches.letters
-    ]
-    topic = topic_of(query.pipeline)
-    reasons = dict(matches.reasons.most_common())
-    return reply(answers.DeadLetters(query.pipeline, topic, reasons, matches.complete, letters))
+    return reply(
+        answers.DeadLetters(
+            query.pipeline,
+            topic_of(query.pipeline),
+            dict(matches.reasons.most_common()),
+            matches.complete,
+            [_letter(letter, generation.topics, matches) for letter in matches.letters],
+            _groups(matches, generation.topics),
+            generation.contracts,
+        )
+    )
+
+
+def _groups(matches: Matches, topics: Collection[str]) -> list[answers.DeadLetterGroup]:
+    groups: list[answers.DeadLetterGroup] = []
+    for (reason, step), group in matches.groups.items():
+        groups.append(
+            answers.DeadLetterGroup(
+                reason=reason,
+                step=step,
+                count=group.count,
+                redriven=len(group.redriven_to),
+                failed_again=len(group.redriven_to & matches.failed_again),
+                example=_letter(group.example, topics, matches),
+            )
+        )
+    return sorted(groups, key=lambda group: -group.count)
+
+
+@router.post(
+    "/{pipeline}/dead_letters/check", answers.ContractCheck, body=Value, parameters=PipelineQuery
+)
+async def check_value(request: Request, query: PipelineQuery, given: Value) -> Response:
+    """Check a value against the recorded contract of a topic, and write nothing.
+
+    The check finds missing fields, wrong types, nulls, choices and digits, but not everything that
+    a run may reject.
+    """
+    access = await access_of(request)
+    generation = await access.generation(query.pipeline)
+    fields = _contract(generation.contracts, given.topic)
+    problems: list[answers.FieldProblem] = []
+    if fields is not None:
+        for problem in await asyncio.to_thread(problems_of, fields, given.value):
+            problems.append(answers.FieldProblem(*problem))
+    return reply(answers.ContractCheck(given.topic, fields is not None, problems))
 
 
 @router.post(
@@ -100,22 +168,41 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     topics = {*(await access.generation(query.pipeline)).topics}
-    which = DeadLetterFilter(
-        chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place)
-    )
+    place = _place(chosen.place)
+    if chosen.value is not None and place is None:
+        raise QueryError(
+            "A value is for one dead letter.", next_step="Add its place, such as 0/17."
+        )
+    since = _time(chosen.since)
+    which = DeadLetterFilter(chosen.reason, since, chosen.partition, place, chosen.step)
+    value = None if chosen.value is None else chosen.value.encode()
     async with _gate:
         kafka = access.services.kafka()
         outcome = await asyncio.to_thread(
-            redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit
+            redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit, value
         )
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
+
+
+def _contract(contracts: Mapping[str, Mapping[str, str]], topic: str) -> Mapping[str, str] | None:
+    """Return the fields of a topic's contract, also of one that a pattern matches.
+
+    Return None without one.
+    """
+    if topic in contracts:
+        return contracts[topic]
+    for pattern, fields in contracts.items():
+        if is_pattern(pattern) and matches_pattern(pattern, topic):
+            return fields
+    return None
 
 
 def _letter(
     letter: DeadLetter,
     topics: Collection[str],
-    marker: Marker | None,
+    matches: Matches,
 ) -> answers.DeadLetter:
+    marker = matches.marker(letter)
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",
         at=letter.at,
@@ -131,6 +218,8 @@ def _letter(
         history=list(letter.history),
         redriven_at=marker.at if marker else None,
         not_redrivable=redrive_obstacle(letter, topics, marker),
+        redriven_to=f"{marker.topic}/{marker.partition}/{marker.offset}" if marker else "",
+        failed_again=matches.has_failed_again(letter),
     )
 
 

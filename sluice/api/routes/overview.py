@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,22 +21,36 @@ from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe.health import Calm, calm_of, failures_of, input_away, trouble_of
-from sluice.observe.monitoring import LedgerFigures
+from sluice.observe.health import Calm, awaited_by, calm_of, failures_of, input_away, trouble_of
+from sluice.observe.monitoring import LedgerFigures, newest_event
 
 router = Router("overview", "/v1/overview")
 
+_RECENT_BATCHES = 30
+"""How many batches the overview shows of each pipeline."""
 _NO_DAG = DagState(paused=False, last_run=None)
 
 
-@router.get("", list[answers.Overview])
-async def show_overview(request: Request, _query: object) -> Response:
-    """Return all pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
+class OverviewQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The pipelines of the overview."""
+
+    pipeline: Annotated[str, Meta(description="Only this pipeline.", max_length=200)] | None = None
+
+
+@router.get("", list[answers.Overview], parameters=OverviewQuery)
+async def show_overview(request: Request, query: OverviewQuery) -> Response:
+    """Return all pipelines that you may read, the worst first: health, unread records, dead letters of a day."""
     access = await access_of(request)
-    figures, dags = await asyncio.gather(
-        access.figures("all", LedgerFigures.read), asyncio.to_thread(access.services.runs.dags)
+    figures, recent, dags = await asyncio.gather(
+        access.figures("all", LedgerFigures.read),
+        access.figures("recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)),
+        asyncio.to_thread(access.services.runs.dags),
     )
-    names = [name for name in sorted({*figures.pipelines, *dags}) if await access.may_read(name)]
+    known = sorted({*figures.pipelines, *dags})
+    # Every permission is looked up, so that the time of a response does not reveal whether a hidden
+    # pipeline exists.
+    readable = [name for name in known if await access.may_read(name)]
+    names = [name for name in readable if query.pipeline in (None, name)]
     lags, error = await _lags(
         access, {name: read for name, read in figures.positions.items() if name in names}
     )
@@ -42,7 +59,12 @@ async def show_overview(request: Request, _query: object) -> Response:
         for name in names
     ]
     order = list(PipelineHealth)
-    return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
+    overviews.sort(key=lambda overview: order.index(overview.health))
+    with_records: list[answers.Overview] = []
+    for overview in overviews:
+        records = [*recent.get(overview.pipeline, ())]
+        with_records.append(msgspec.structs.replace(overview, records=records))
+    return reply(with_records)
 
 
 async def _overview(
@@ -58,7 +80,7 @@ async def _overview(
     failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     missing = [] if lag is None or generation is None else lag.missing(generation.topics)
     if lag is None:
-        lag_error = error or "Nothing has been read yet."
+        lag_error = awaited_by(figures, name) or error or "Nothing has been read yet."
     else:
         lag_error = ""
         if missing:
@@ -80,6 +102,9 @@ async def _overview(
         last_run=dag.last_run,
         dead_letters=dict(figures.dead_letters.get(name, {})),
         may_edit=await access.user.may_edit(name),
+        newest_event=None if newest is None else newest_event(newest),
+        records=[],
+        tags=[*dag.tags],
     )
 
 

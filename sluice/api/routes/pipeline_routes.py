@@ -19,15 +19,17 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
-from sluice.observe.health import calm_of, trouble_of
+from sluice.observe.batch_history import history
+from sluice.observe.health import calm_of, recorded_failures, trouble_of
 from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
+from sluice.query.time_texts import parse_moment
 from sluice.state.ledger.failures import Failure
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
 
-router = Router("pipelines", "/v1/pipelines", 404)
+router = Router("pipelines", "/v1/pipelines", 400, 404)
 
 _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 
@@ -54,7 +56,22 @@ class SnapshotsQuery(PipelineQuery, frozen=True, kw_only=True):
 class BatchesQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest batches of a pipeline."""
 
-    limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=1_000)] = 100
+    limit: Annotated[int, Meta(description="Maximum number of batches.", ge=1, le=5_000)] = 100
+    since: (
+        Annotated[
+            str,
+            Meta(description="Only batches published at this time or later.", max_length=100),
+        ]
+        | None
+    ) = None
+
+
+class HistoryQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The batches of a time, in columns."""
+
+    since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
+    until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
+    columns: Annotated[int, Meta(description="The number of columns.", ge=1, le=500)] = 120
 
 
 class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -127,10 +144,27 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
     """Return the newest batches of the pipeline with their audits, newest first."""
     access = await access_of(request)
     info, root = await access.generation(query.pipeline), access.services.runs.root
-    name = ("batches", info.ref, query.limit)
+    since = None if query.since is None else parse_moment("since", query.since)
+    name = ("batches", info.ref, query.limit, since)
     return reply(
         await access.figures(
-            name, lambda ledger: monitoring.batches(ledger, info, query.limit, root)
+            name, lambda ledger: monitoring.batches(ledger, info, query.limit, root, since)
+        )
+    )
+
+
+@router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
+async def show_history(request: Request, query: HistoryQuery) -> Response:
+    """Add up the batches that the pipeline published in a time, in equal parts of this time."""
+    access = await access_of(request)
+    info = await access.generation(query.pipeline)
+    since, until = parse_moment("since", query.since), parse_moment("until", query.until)
+    if until <= since:
+        raise QueryError("until is not later than since.", next_step="Swap the two times.")
+    name = ("history", info.ref, since, until, query.columns)
+    return reply(
+        await access.figures(
+            name, lambda ledger: history(ledger, info, since, until, query.columns)
         )
     )
 
@@ -190,10 +224,11 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """Return the pipeline's topology as text, or as an SVG drawing."""
+    """Return the pipeline's topology as text, or as an SVG drawing; before the first run, from its file."""
     access = await access_of(request)
-    info = await access.generation(query.pipeline)
-    content = info.picture if query.form is Form.SVG else info.description
+    await access.require_pipeline(query.pipeline)
+    text, svg = await _topology(access, query.pipeline)
+    content = svg if query.form is Form.SVG else text
     if not content:
         raise NotFound(
             f"Pipeline {query.pipeline!r} has no topology as {query.form}.",
@@ -206,6 +241,15 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
         }
         return Response(content, media_type="image/svg+xml", headers=headers)
     return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)
+
+
+async def _topology(access: Access, pipeline: str) -> tuple[str, str]:
+    """Return the topology as text and as SVG; empty texts if it is unknown."""
+    for info in await access.reader.catalogue.generations():
+        if info.pipeline == pipeline:
+            return info.description, info.picture
+    declared = await access.services.declared.topology(pipeline)
+    return ("", "") if declared is None else (declared.text, declared.svg)
 
 
 def failure_answer(failure: Failure) -> answers.Failure:
@@ -226,7 +270,7 @@ def failure_answer(failure: Failure) -> answers.Failure:
 
 
 def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
-    failures = figures.failures.get(name, ())
+    failures = recorded_failures(figures, name)
     info, newest = figures.generations.get(name), figures.snapshots.get(name)
     trouble = trouble_of({failure.kind for failure in failures})
     return answers.PipelineStatus(

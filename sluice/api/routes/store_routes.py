@@ -60,6 +60,9 @@ class ListQuery(msgspec.Struct, frozen=True):
     """Parameters of the list of stores."""
 
     entries: Annotated[bool, Meta(description="Count the entries.")] = False
+    pipeline: (
+        Annotated[str, Meta(description="Only stores of this pipeline.", max_length=200)] | None
+    ) = None
 
 
 class WindowQuery(ReadPoint, frozen=True, kw_only=True):
@@ -183,9 +186,11 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     access = await access_of(request)
     try:
         async with asyncio.timeout(_LIST_SECONDS):
-            return reply(
-                [await _store(access, store, query.entries) for store in await access.stores()]
-            )
+            stores: list[answers.Store] = []
+            for store in await access.stores():
+                if query.pipeline in (None, store.pipeline):
+                    stores.append(await _store(access, store, query.entries))
+            return reply(stores)
     except TimeoutError:
         raise TooSlow(f"Listing the stores took longer than {_LIST_SECONDS:g} s.") from None
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.read.decode import ValueDecoder
+from sluice.values.utc_times import AFTER_LAST, utc_datetime
 
 Problems = list[tuple[str, str] | None]
 """For each record, the reason and the detail of its rejection; None if it is not rejected."""
@@ -56,6 +57,14 @@ def _invalid_time(time: int | None, latest: int, assumed_ms: str | None) -> tupl
     if time > latest:
         return (
             "future",
-            f"the event time, {time} ms, is after {latest} ms, the latest time allowed when the record was read",
+            f"the event time, {_shown(time)}, is after {_shown(latest)}, "
+            "the latest time allowed when the record was read",
         )
     return None
+
+
+def _shown(time: int) -> str:
+    """Return a time for a person, as far as Python knows it."""
+    if time >= AFTER_LAST:
+        return f"{time} ms"
+    return utc_datetime(time).replace(tzinfo=None).isoformat(" ", "milliseconds") + " UTC"

@@ -54,6 +54,12 @@ class KeptBatches(NamedTuple):
     newest: int
 
 
+class _ReadCount(msgspec.Struct):
+    """The count of a snapshot's records, without its other counts."""
+
+    read: int = 0
+
+
 _PUBLISH_SECONDS = 60.0
 """Publishing fails if the database has not answered after this time. The limit is long, so that a
 slow disk does not end a run."""
@@ -184,13 +190,35 @@ class Snapshots(LedgerPart):
                 )
         return kept
 
-    def recent(self, pipeline: str, limit: int = 100) -> list[Snapshot]:
-        """Return the newest snapshots, newest first."""
+    def recent_counts(self, limit: int) -> dict[str, list[int]]:
+        """Return the number of records of each pipeline's newest `limit` batches, oldest first."""
+        c = SNAPSHOTS.c
+        of_generation = [c[name] == PIPELINES.c[name] for name in _GENERATION]
+        last = select(func.max(c.batch)).where(*of_generation).correlate(PIPELINES)
+        # The database finds the last batch, and then the newest batches, in its index.
+        statement = (
+            select(c.pipeline, c.counts)
+            .join(PIPELINES, and_(*of_generation))
+            .where(c.batch > last.scalar_subquery() - limit)
+            .order_by(c.pipeline, c.batch)
+        )
+        counts: dict[str, list[int]] = {}
+        for row in self._read(statement):
+            read = msgspec.json.decode(row["counts"], type=_ReadCount).read
+            counts.setdefault(row["pipeline"], []).append(read)
+        return counts
+
+    def recent(
+        self, pipeline: str, limit: int = 100, since: datetime | None = None
+    ) -> list[Snapshot]:
+        """Return the newest snapshots, newest first; with `since`, those published at this time or later."""
         statement = (
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
             .order_by(SNAPSHOTS.c.batch.desc())
         )
+        if since is not None:
+            statement = statement.where(SNAPSHOTS.c.published_at >= _as_text(since))
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
     def since(

@@ -10,7 +10,7 @@ import pytest
 from sluice.answers import Run
 from sluice.api import services
 from sluice.api.runs import DagState
-from sluice.errors import EngineError, TopologyError
+from sluice.errors import EngineError, InputAway, TopologyError
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.state.ledger.failures import Failure
@@ -168,6 +168,37 @@ def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
     assert overviews["fresh"]["failures"] == [], "although no broker answers"
     assert "Kafka at 127.0.0.1:1 does not answer" in overviews["fresh"]["lag_error"]
     assert overviews["fresh"]["snapshot"] is None
+
+
+def test_a_pipeline_that_has_never_run_waits_without_an_alarm(api: Api, states: States) -> None:
+    api.runs.states["fresh"] = DagState(False, None, tags=("payments",))
+    missing = InputAway("Topic pos does not exist.")
+    states.ledger.failures.keep(Failure.of(missing, "fresh", kind="input"))
+    (fresh,) = api.get(OVERVIEW, pipeline="fresh")
+    assert (fresh["health"], fresh["failures"]) == ("not_started", [])
+    assert fresh["lag_error"] == "Topic pos does not exist."
+    assert fresh["tags"] == ["payments"]
+    statuses = {one["pipeline"]: one for one in api.get("/v1/pipelines")}
+    assert (statuses["fresh"]["status"], statuses["fresh"]["failures"]) == ("not_started", [])
+    # What fails in a run is a failure of a pipeline that has never published, too.
+    states.ledger.failures.keep(failed("fresh"))
+    (fresh,) = api.get(OVERVIEW, pipeline="fresh")
+    assert fresh["health"] == "failed"
+
+
+def test_the_overview_has_the_records_of_the_newest_batches(api: Api, states: States) -> None:
+    for count in range(35):
+        states.publish({"a": "[1,2]"}, counts={"read": count})
+    overview = only(api)
+    assert overview["records"] == [*range(5, 35)]
+    assert overview["newest_event"] == "2022-12-05T08:55:27Z"
+
+
+def test_only_readable_pipelines_can_be_chosen(api: Api, states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    assert [one["pipeline"] for one in api.get(OVERVIEW, pipeline="orders")] == ["orders"]
+    api.user = User(hidden=("orders",))
+    assert api.get(OVERVIEW, pipeline="orders") == []
 
 
 def test_a_retired_pipeline_needs_nothing(api: Api, states: States) -> None:

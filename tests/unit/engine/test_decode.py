@@ -787,7 +787,7 @@ UNTIMELY = {
     "more than an hour ahead": (
         "2022-12-05T13:00:00.001",
         "future",
-        "is after 1670245200000 ms, the latest time allowed",
+        "is after 2022-12-05 13:00:00.000 UTC, the latest time allowed",
     ),
     "far in the future": ("2099-01-01T00:00:00Z", "future", "is after"),
     "in the last year there is": ("9999-12-31T23:59:59.999999Z", "future", "is after"),

@@ -77,6 +77,7 @@ def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> 
         "run": "orders/manual__2026-11-21T12:00:00+00:00/totals",
         "log": "/airflow/dags/orders/runs/manual__2026-11-21T12%3A00%3A00%2B00%3A00/tasks/totals",
         "wrong": [],
+        "newest_event": "2022-12-05T08:55:27Z",
     }
 
 

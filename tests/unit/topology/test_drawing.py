@@ -56,6 +56,24 @@ pipeline shop, 3 workers
     )
 
 
+def test_the_svg_names_the_numbers_of_nodes_and_inputs() -> None:
+    root = ElementTree.fromstring(drawing.svg(build()))
+    groups = [group.attrib for group in root.iter(f"{SVG}g")]
+    links = {group["data-number"]: group["data-inputs"] for group in groups}
+    assert links == {
+        "0": "",
+        "1": "",
+        "2": "0",
+        "3": "2",
+        "4": "3",
+        "5": "2",
+        "6": "5 1",
+        "7": "6",
+        "8": "2",
+    }
+    assert groups[2]["data-name"] == "filter-2"
+
+
 def test_text_says_how_time_goes_on_without_records_and_when_rows_expire() -> None:
     pipeline = Pipeline("shops", workers=1, idle_timeout="1 minute", advance_when_idle="30 seconds")
     sales = pipeline.stream("sales", value=Sale, key="shop").with_headers({"shop": "shop"})

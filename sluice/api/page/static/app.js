@@ -3,43 +3,66 @@
 import "./theme.js";
 import { listen, Problem } from "./api.js";
 import { byId, element, link } from "./dom.js";
-import { overview } from "./overview.js";
-import { pipeline } from "./pipeline.js";
-import { deadLetters } from "./dead_letters.js";
-import { store, stores } from "./store.js";
+import { zone, zoneName } from "./format.js";
 
 const REFRESH_MS = 10_000;
+// The modules of a view are loaded when the view is first shown.
 const ROUTES = [
-  [/^\/$/, overview],
-  [/^\/pipelines\/([^/]+)$/, pipeline],
-  [/^\/pipelines\/([^/]+)\/dead-letters$/, deadLetters],
-  [/^\/stores$/, stores],
-  [/^\/pipelines\/([^/]+)\/stores\/([^/]+)$/, store],
+  [/^\/$/, () => import("./overview.js"), "overview"],
+  [/^\/pipelines\/([^/]+)$/, () => import("./glance.js"), "glance"],
+  [/^\/pipelines\/([^/]+)\/topology$/, () => import("./pipeline.js"), "pipelineTopology"],
+  [/^\/pipelines\/([^/]+)\/runs$/, () => import("./runs.js"), "runsTab"],
+  [/^\/pipelines\/([^/]+)\/stores$/, () => import("./pipeline.js"), "pipelineStores"],
+  [/^\/pipelines\/([^/]+)\/dead-letters$/, () => import("./dead_letters.js"), "deadLetters"],
+  [/^\/pipelines\/([^/]+)\/shards$/, () => import("./pipeline.js"), "shardsTab"],
+  [/^\/stores$/, () => import("./store.js"), "stores"],
+  [/^\/pipelines\/([^/]+)\/stores\/([^/]+)$/, () => import("./store.js"), "store"],
 ];
 
 let current = null;
 
 // A view is a function of the address. It returns { title, content, affects, live }: `live` is false for a view that
 // does not change by itself, such as the answer to a search.
-async function show({ keep = false } = {}) {
+async function show({ keep = false, typing = false } = {}) {
   const [path, search = ""] = (location.hash.slice(1) || "/").split("?");
-  const route = ROUTES.map(([pattern, view]) => [pattern.exec(path), view]).find(([match]) => match);
+  const route = ROUTES.map(([pattern, load, view]) => [pattern.exec(path), load, view]).find(([match]) => match);
   const { hash } = location;
-  const view = current?.hash === hash && keep ? current : { hash };
+  const view = { hash };
   try {
-    if (!route) throw new Problem(404, "There is nothing at this address.", "Go back to all pipelines.");
-    const shown = await route[1](route[0].slice(1).map(decodeURIComponent), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
+    if (!route) throw new Problem(404, "There is nothing at this address.");
+    const module = await route[1]().catch(unavailable);
+    const shown = await module[route[2]](route[0].slice(1).map(decoded), new URLSearchParams(search), { refresh: () => show({ keep: true }) });
     if (location.hash !== hash) return;
-    if (keep && isBusy()) return;
-    replace(shown.content, keep && current?.hash === hash);
+    if (keep && !typing && isBusy()) return;
+    replace(shown.content, keep);
     document.title = `${shown.title} – Sluice`;
     current = { ...view, ...shown };
     trouble("");
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
-    trouble(error.message);
+    trouble(keep ? `${error.message} The page shows what was last known.` : error.message);
     if (!keep) replace([element("h1", {}, "Nothing can be shown"), element("p", {}, link("#/", "All pipelines"))], false);
   }
+}
+
+// A view's module that cannot be loaded is one more answer that the server does not give.
+function unavailable(error) {
+  if (error instanceof SyntaxError) throw error;
+  throw new Problem(0, "Airflow's API server does not answer.");
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw new Problem(404, "There is nothing at this address.");
+  }
+}
+
+// Whether the new address shows the same view with other parameters, so that the focus and the scrolling stay.
+function isSameView() {
+  const path = (hash) => (hash.slice(1) || "/").split("?")[0];
+  return current !== null && path(current.hash) === path(location.hash) && !byId("view").querySelector("form.search");
 }
 
 // Whether somebody is typing, choosing or reading a dialog, which a new view would take away.
@@ -50,23 +73,40 @@ function isBusy() {
 function replace(content, isSame) {
   const focused = isSame && document.activeElement?.textContent;
   const scrolled = isSame ? [...document.querySelectorAll(".scroll, .drawing")].map((node) => node.scrollLeft) : [];
-  const opened = isSame ? new Set([...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent)) : new Set();
+  const opened = isSame ? new Set([...document.querySelectorAll("details[open]")].map(keyOf)) : new Set();
   const done = isSame && document.getElementById("done");
-  byId("view").replaceChildren(...[content].flat(3).filter(Boolean));
-  for (const summary of document.querySelectorAll("details > summary")) if (opened.has(summary.textContent)) summary.parentElement.open = true;
+  const input = isSame && document.activeElement?.matches("input[type=search]") ? document.activeElement : null;
+  const fresh = element("div", {}, [content].flat(5));
+  // Parts that would look the same stay, with the place of the pointer and what somebody has zoomed into.
+  for (const island of fresh.querySelectorAll("[data-island]")) {
+    const before = [...byId("view").querySelectorAll("[data-island]")].find(({ dataset }) => dataset.island === island.dataset.island && dataset.version === island.dataset.version);
+    if (before) island.replaceWith(before);
+  }
+  byId("view").replaceChildren(...fresh.childNodes);
+  if (input) restoreInput(input);
+  for (const details of document.querySelectorAll("details")) if (opened.has(keyOf(details))) details.open = true;
   document.querySelectorAll(".scroll, .drawing").forEach((node, index) => { node.scrollLeft = scrolled[index] ?? 0; });
   // The result of the last action stays until the next action, or until another view.
   if (done) document.getElementById("done")?.replaceWith(done);
-  if (focused) [...byId("view").querySelectorAll("button, a, summary")].find((node) => node.textContent === focused)?.focus();
+  if (focused && !input) [...byId("view").querySelectorAll("button, a, summary")].find((node) => node.textContent === focused)?.focus();
   if (!isSame) byId("view").focus({ preventScroll: true });
 }
 
+const keyOf = (details) => details.dataset.key ?? details.querySelector("summary").textContent;
+
+function restoreInput(before) {
+  const input = byId("view").querySelector("input[type=search]");
+  input?.focus();
+  input?.setSelectionRange(before.selectionStart, before.selectionEnd);
+}
+
 function trouble(text) {
-  byId("trouble").textContent = text && `${text} What is shown may be out of date.`;
+  byId("trouble").textContent = text;
   byId("trouble").hidden = !text;
 }
 
-addEventListener("hashchange", () => show());
+addEventListener("hashchange", () => show({ keep: isSameView() }));
+addEventListener("sluice-typed", () => show({ keep: true, typing: true }));
 document.addEventListener("visibilitychange", () => document.hidden || show({ keep: true }));
 
 let soon = 0;
@@ -84,5 +124,6 @@ async function run() {
   setTimeout(run, REFRESH_MS);
 }
 
+byId("zone").textContent = `Times in ${zoneName === "UTC" || zone === "UTC" ? "UTC" : `${zoneName} (${zone})`}`;
 await show();
 setTimeout(run, REFRESH_MS);

@@ -19,6 +19,7 @@ export function bytes(count) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[0]}`;
 }
 
+const MANY_DAYS = 100; // beside so many days, hours say nothing
 const UNITS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];
 
 // 0.25 → 250 ms; 15 → 15 s; 3600 → 1 h; 5400 → 1 h 30 min: the two largest units, none that is zero.
@@ -31,29 +32,41 @@ export function duration(seconds) {
   for (const [unit, size] of UNITS) {
     const count = Math.floor(rest / size);
     rest -= count * size;
-    if (count) parts.push(`${count} ${unit}`);
+    if (count) parts.push(`${number(count)} ${unit}`);
     else if (parts.length) break;
-    if (parts.length === 2) break;
+    if (parts.length === 2 || count >= MANY_DAYS) break;
   }
   return parts.join(" ");
 }
 
-const dayAndTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const dayOfYear = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const utc = (time) => new Date(time).toISOString().replace("T", " ").replace(/\.\d+Z$/, " UTC");
 
-// A time in the reader's zone, with UTC beside it.
-export function time(text) {
-  if (!text) return "–";
-  return element("time", { datetime: text, class: "time" }, dayAndTime.format(new Date(text)), " ",
-    element("small", {}, utc(text)));
+// The zone of all times on the page, which is shown once.
+export const zone = new Intl.DateTimeFormat("en-GB", { timeZoneName: "longOffset" }).formatToParts().find(({ type }) => type === "timeZoneName").value
+  .replace("GMT", "UTC");
+export const zoneName = Intl.DateTimeFormat().resolvedOptions().timeZone;
+
+// A time in the reader's zone: today's without the date, another year's with the year.
+export function timeText(text) {
+  const [at, now] = [new Date(text), new Date()];
+  if (at.toDateString() === now.toDateString()) return clock.format(at);
+  return `${(at.getFullYear() === now.getFullYear() ? day : dayOfYear).format(at)}, ${clock.format(at)}`;
 }
 
-export const timeText = (text) => `${dayAndTime.format(new Date(text))} (${utc(text)})`;
+export function time(text) {
+  if (!text) return "–";
+  return element("time", { datetime: text, class: "time", title: utc(text) }, timeText(text));
+}
+
+export const counted = (count, singular, plural = `${singular}s`) => `${number(count)} ${count === 1 ? singular : plural}`;
 
 // How long ago something was. The page keeps the text current.
 export function ago(text, suffix = " ago") {
   if (!text) return "–";
-  const node = element("time", { datetime: text, title: timeText(text) });
+  const node = element("time", { datetime: text, title: `${timeText(text)} (${utc(text)})` });
   node.dataset.since = Date.parse(text);
   node.dataset.suffix = suffix;
   tick(node);

@@ -1,10 +1,10 @@
 // A store: search by key, prefix and range, a key's windows as a chart, values as a table, and two snapshots compared.
 
 import { curl, get, getExact, part, query } from "./api.js";
-import { chart } from "./chart.js";
 import { badge, button, card, element, link, table } from "./dom.js";
 import { ago, duration, json, number, time } from "./format.js";
-import { kind, storePath, workers } from "./pipeline.js";
+import { isExact, isObject, pictures } from "./store_pictures.js";
+import { fieldNames, kind, storePath, workers } from "./stores.js";
 
 export async function stores() {
   const all = await get("/stores", { entries: true });
@@ -32,11 +32,11 @@ const TIMES = [["from", "From", "2026-11-21T12:00"], ["to", "To", "2026-11-21T13
 const READ_POINT = ["as_of", "As of", "1.42, run:NAME or a time"];
 
 export async function store([pipeline, name], search) {
-  const info = (await get("/stores")).find((candidate) => candidate.pipeline === pipeline && candidate.store === name);
+  const info = (await get("/stores", { pipeline })).find((candidate) => candidate.store === name);
   const given = Object.fromEntries([...search].filter(([, value]) => value !== ""));
   const hash = storePath(pipeline, name);
   const head = [
-    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}`, `Pipeline ${pipeline}`)),
+    element("div", { class: "title" }, element("h1", {}, name, " ", info ? badge(kind(info)) : null), link(`#/pipelines/${part(pipeline)}/stores`, `Stores of ${pipeline}`)),
   ];
   if (!info) return { title: name, content: [...head, card("No such store", element("p", {}, "It does not exist, or you may not read it."))] };
   const isWindowed = info.kind === "window";
@@ -45,11 +45,11 @@ export async function store([pipeline, name], search) {
     live: false,
     content: [
       ...head,
-      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Value: ", element("code", {}, info.value), ". ",
+      element("p", { class: "quiet" }, "Key: ", element("code", {}, info.key), ". Fields: ", fieldNames(info.value), ". ",
         info.grace_ms !== null && `Grace ${duration(info.grace_ms / 1000)}. `, info.retention_ms !== null && `Kept for ${duration(info.retention_ms / 1000)} after a window's end. `,
         workers(info.workers)),
       form(hash, given, isWindowed),
-      given.before !== undefined ? await difference(pipeline, name, given) : await entries(pipeline, name, given, isWindowed),
+      given.before !== undefined ? await difference(pipeline, name, given) : await entries(info, given),
       compareForm(hash, given, info),
     ],
   };
@@ -80,14 +80,19 @@ function submit(event, hash) {
   else location.hash = target;
 }
 
+// Entries are lines on a wide screen, and cards on a narrow one.
+const pageSize = () => (matchMedia("(max-width: 720px)").matches ? 25 : 100);
+
 const RANGE = ["prefix", "first", "last", "from", "to", "as_of", "cursor"];
 
-async function entries(pipeline, name, given, isWindowed) {
+async function entries(info, given) {
+  const { pipeline, store: name } = info;
+  const isWindowed = info.kind === "window";
   const storePart = `/stores/${part(name)}`;
   const parameters = { pipeline, ...Object.fromEntries(RANGE.filter((id) => given[id] !== undefined).map((id) => [id, given[id]])) };
   // Browsers remove newlines and the segments "." and ".." from a path, so these keys are sent in the query.
   const inQuery = /^\.{1,2}$|\n/.test(given.key ?? "");
-  let path = storePart, request = { ...parameters, limit: 100 };
+  let path = storePart, request = { ...parameters, limit: pageSize() };
   if (given.key !== undefined) {
     const { pipeline: _, as_of, from, to } = parameters;
     path = inQuery ? `${storePart}/keys` : `${storePart}/keys/${part(given.key)}`;
@@ -103,13 +108,13 @@ async function entries(pipeline, name, given, isWindowed) {
   }
   const { cursor: before, ...same } = given;
   return [
-    given.key !== undefined && isWindowed && windowsChart(given.key, answer.entries),
+    await pictures(info, given, answer.entries),
     card("Values",
       element("p", { class: "quiet", role: "status" }, `${number(answer.entries.length)} ${answer.entries.length === 1 ? "entry" : "entries"} of snapshot `,
         element("code", {}, answer.snapshot.id), ", published ", time(answer.snapshot.published_at), answer.partial && badge("some workers are unavailable", "failed"),
         answer.standby && badge("a standby answered", "degraded")),
       values(answer.entries, pipeline, name, given),
-      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), "Next 100")),
+      answer.cursor && element("p", {}, link(storePath(pipeline, name) + query({ ...same, cursor: answer.cursor }), `Next ${pageSize()}`)),
       reproduce),
   ];
 }
@@ -121,8 +126,6 @@ function links(pipeline, name, given, path, request) {
     element("p", {}, "This view: ", element("a", { href: view.href, target: "_top" }, view.href)),
     element("pre", { tabindex: 0 }, curl(path, request)), button("Copy the curl", () => navigator.clipboard?.writeText(curl(path, request))));
 }
-
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !("source" in value);
 
 // Key, window, and a column for each field of the values.
 function values(all, pipeline, name, given) {
@@ -138,26 +141,6 @@ function values(all, pipeline, name, given) {
 }
 
 const value = (data) => element("code", {}, isExact(data) ? data.source : json(data));
-
-const isNumber = (data) => typeof data === "number" || isExact(data);
-
-// A number that keeps its digits; see `getExact`.
-const isExact = (data) => data !== null && typeof data === "object" && "source" in data;
-
-function windowsChart(key, all) {
-  const series = new Map();
-  for (const entry of all) {
-    const numbers = isObject(entry.value) ? Object.entries(entry.value) : [["value", entry.value]];
-    for (const [name, data] of numbers) {
-      if (!isNumber(data)) continue;
-      if (!series.has(name)) series.set(name, []);
-      series.get(name).push([Date.parse(entry.start), Number(data)]);
-    }
-  }
-  if (!series.size) return null;
-  return element("section", { class: "charts", "aria-label": `Windows of ${key}` },
-    [...series].map(([name, points]) => element("div", { class: "card" }, chart(`${name}, by window`, [{ name, points }]))));
-}
 
 async function difference(pipeline, name, given) {
   const path = `/stores/${part(name)}/diff`;

@@ -1,0 +1,289 @@
+"""What each view of the page shows, over made histories of many pipelines, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
+
+from sluice.api import services
+from sluice.api.routes import dead_letter_routes
+from sluice.commands.topology_file import topology_file
+from sluice.topology import load_pipeline
+from tests.browser import gallery, letters
+from tests.support.airflow_browser import TIMEOUT_MS
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[[gallery.Scene, str], Page]
+MOST_BYTES = 150_000
+"""The most that the first view may weigh, without compression."""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> gallery.Scene:
+    return gallery.demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> gallery.Scene:
+    return gallery.many(tmp_path_factory.mktemp("many"), 7)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.set_default_timeout(TIMEOUT_MS)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            errors.append(message.text)
+
+    page.on("console", note)
+    yield page
+    page.close()
+    assert errors == []
+
+
+@pytest.fixture
+def open_view(page: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens a view of a scene."""
+    monkeypatch.setattr(dead_letter_routes, "find_dead_letters", letters.find)
+    with ExitStack() as stack:
+
+        def open_it(scene: gallery.Scene, view: str) -> Page:
+            monkeypatch.setattr(services, "read_lag", scene.read_lag)
+            # Each test has its own event loop, and so its own app.
+            scene.api.__dict__.pop("app", None)
+            address = stack.enter_context(scene.api.serve())
+            page.goto(f"{address}/sluice/{view}")
+            expect(page.locator("main h1")).to_be_visible()
+            return page
+
+        yield open_it
+        page.goto("about:blank")
+
+
+def is_accessible(page: Page) -> bool:
+    found = Axe().run(
+        page,
+        options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]},
+    )
+    assert found.violations_count == 0, found.generate_report()
+    return True
+
+
+def test_pipelines_that_have_never_run_are_calm_and_last(
+    open_view: Open, demo: gallery.Scene
+) -> None:
+    page = open_view(demo, "#/")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    expect(page.get_by_role("alert", name="Failures")).to_have_count(0)
+    expect(page.get_by_text("Nothing needs a person now.")).to_be_visible()
+    expect(page.locator("tbody th").first).to_have_text("orders")
+    pos = page.locator("tbody tr", has_text="pos")
+    expect(pos).to_contain_text("not started Topic pos does not exist yet.")
+    pos.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Not started", exact=True)).to_be_visible()
+    expect(page.locator(".drawing .box")).to_have_count(11)
+    assert is_accessible(page)
+
+
+def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    open_view(many, "#/")
+    expect(page.locator("tbody tr")).to_have_count(7)
+    sizes = "performance.getEntries().reduce((sum, entry) => sum + (entry.decodedBodySize ?? 0), 0)"
+    assert page.evaluate(sizes) < MOST_BYTES
+    assert not [address for address in addresses if "/vendor/" in address]
+    page.goto(page.url.replace("#/", "#/pipelines/orders"))
+    expect(page.locator("canvas")).to_have_count(6)
+    assert {address.split("/")[2].split(":")[0] for address in addresses} == {"127.0.0.1"}
+
+
+def test_filters_are_in_the_address(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/")
+    page.get_by_role("link", name="payments").first.click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    assert "tag=payments" in page.url
+    page.get_by_role("link", name="group by tag").click()
+    expect(page.get_by_role("heading", level=2)).to_have_text([re.compile("payments")])
+    page.go_back()
+    page.go_back()
+    expect(page.locator("tbody tr")).to_have_count(7)
+    # What needs a person leads to the place where the person goes on.
+    expect(page.get_by_role("alert").get_by_role("link", name="Open the log")).to_have_count(1)
+    dead_letters = page.get_by_role("alert").get_by_role("link", name="Look at dead letters")
+    expect(dead_letters).to_have_attribute("href", re.compile("_003/dead-letters$"))
+
+
+def test_a_topology_fits_and_its_nodes_open(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/topology")
+    boxes = page.locator(".drawing .box")
+    expect(boxes).to_have_count(22)
+    card = page.locator(".graph").bounding_box()
+    assert card is not None
+    places = [box.bounding_box() for box in boxes.all()]
+    for number, place in enumerate(places):
+        assert place is not None
+        assert card["x"] <= place["x"]
+        assert place["x"] + place["width"] <= card["x"] + card["width"] + 1
+        for other in places[:number]:
+            assert other is not None
+            is_beside = (
+                place["x"] >= other["x"] + other["width"]
+                or other["x"] >= place["x"] + place["width"]
+                or place["y"] >= other["y"] + other["height"]
+                or other["y"] >= place["y"] + place["height"]
+            )
+            assert is_beside, (place, other)
+    picture = page.locator(".drawing > svg")
+    whole = picture.get_attribute("viewBox")
+    page.get_by_role("button", name="Zoom in").click()
+    assert picture.get_attribute("viewBox") != whole
+    page.get_by_role("button", name="Fit the whole topology").click()
+    assert picture.get_attribute("viewBox") == whole
+    boxes.filter(has_text="general_orders_count").first.click()
+    assert "node=" in page.url
+    page.get_by_role("link", name="Open the store general_orders_count", exact=False).click()
+    expect(page.locator("main h1")).to_contain_text("general_orders_count")
+
+
+def test_a_topology_is_a_list_on_a_phone(open_view: Open, many: gallery.Scene, page: Page) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    open_view(many, "#/pipelines/orders/topology?node=6")
+    expect(page.locator(".drawing")).to_be_hidden()
+    steps = page.locator(".steps li")
+    expect(steps).to_have_count(22)
+    expect(steps.nth(0)).to_contain_text("stream orders")
+    expect(steps.nth(2)).to_contain_text("from stream orders")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert is_accessible(page)
+
+
+def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders")
+    expect(page.locator("canvas")).to_have_count(6)
+    expect(page.locator("#zone")).to_contain_text("Times in")
+    page.get_by_role("link", name="Last hour").click()
+    expect(page.get_by_role("link", name="Last hour")).to_have_attribute("aria-current", "true")
+    assert "range=hour" in page.url
+    plot = page.locator(".u-over").first
+    expect(plot).to_be_visible()
+    place = plot.bounding_box()
+    assert place is not None
+    middle = place["y"] + place["height"] / 2
+    page.mouse.move(place["x"] + 0.2 * place["width"], middle)
+    expect(page.locator(".tip").first).to_be_visible()
+    page.mouse.down()
+    page.mouse.move(place["x"] + 0.6 * place["width"], middle, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("navigation", name="Time")).to_contain_text(" to ")
+    given = re.search(r"from=(\d+)&to=(\d+)", page.url)
+    assert given is not None
+    minutes = (int(given[2]) - int(given[1])) / 60_000
+    assert 20 < minutes < 28
+    page.get_by_role("link", name="Topology", exact=True).click()
+    expect(page.locator(".graph")).to_be_visible()
+    assert given[0] in page.url, "the other views show the same time"
+
+
+def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/runs")
+    runs = page.get_by_role("region", name="Runs").locator("tbody tr")
+    expect(runs.first).to_contain_text("3 batches")
+    tried = runs.filter(has_text="manual__2").first
+    expect(tried).to_contain_text("waiting for the next attempt 2 min 30 s")
+    expect(tried.locator("td").last.get_by_role("link")).to_have_text(
+        ["1: failed", "2: failed", "3: success"]
+    )
+    expect(runs.filter(has_text="from the command line")).to_have_count(1)
+    expect(runs).to_have_count(15)
+    page.get_by_role("link", name="Show all").click()
+    expect(runs).not_to_have_count(15)
+    assert is_accessible(page)
+
+
+def test_a_dead_letter_is_corrected_and_re_driven(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    sent: list[dict[str, object]] = []
+
+    def take(route: Route) -> None:
+        sent.append(json.loads(route.request.post_data or ""))
+        route.fulfill(json={"redriven": 1, "skipped": {}, "more": False})
+
+    page.route("**/dead_letters/redrive", take)
+    open_view(many, "#/pipelines/orders/dead-letters")
+    groups = page.get_by_role("region", name="Groups of dead letters").locator("tbody tr")
+    expect(groups).to_have_count(4)
+    expect(groups.first).to_contain_text("processing")
+    expect(groups.first).to_contain_text("1 failed again")
+    groups.filter(has_text="contract").get_by_role("link", name="Open").click()
+    letter = page.get_by_role("article").first
+    letter.get_by_text("Record, headers and contract").click()
+    wrong = letter.locator(".contract .wrong")
+    expect(wrong).to_have_text(re.compile("^orderType"))
+    expect(letter.locator(".problems")).to_contain_text('got "KITCHEN"')
+    value = letter.get_by_label("Value")
+    value.fill(value.input_value().replace("KITCHEN", "GENERAL"))
+    letter.get_by_role("button", name="Check against the contract").click()
+    expect(letter.get_by_text("the contract accepts this value")).to_be_visible()
+    expect(wrong).to_have_count(0)
+    assert is_accessible(page)
+    letter.get_by_role("button", name="Re-drive with this value").click()
+    page.locator("dialog").get_by_role("button", name="Re-drive").click()
+    expect(page.locator("#done")).to_contain_text("1 re-driven")
+    (request,) = sent
+    assert request["place"] == "0/2"
+    assert '"orderType":"GENERAL"' in str(request["value"])
+
+
+def test_a_store_is_drawn(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/pipelines/orders/stores/general_orders_revenue")
+    expect(page.get_by_role("heading", name="The largest by runningOrderCount")).to_be_visible()
+    page.get_by_role("link", name="runningRevenue").click()
+    expect(page.get_by_role("heading", name="The largest by runningRevenue")).to_be_visible()
+    assert is_accessible(page)
+    page.locator(".bars a").first.click()
+    page.get_by_role("link", name="What this key was").click()
+    expect(page.get_by_role("region", name="History of")).to_contain_text("in the last 10")
+
+
+@pytest.mark.parametrize(
+    ("view", "text"),
+    [
+        ("#/pipelines/%", "There is nothing at this address."),
+        ("#/nowhere", "There is nothing at this address."),
+        ("#/?sort=Newest%20batches", "Pipelines"),
+        ("#/pipelines/orders?from=1&to=1e300", "Last 24 hours"),
+        ("#/pipelines/orders/topology?node=99", "Choose a node"),
+    ],
+)
+def test_a_wrong_address_is_no_trouble(
+    open_view: Open, many: gallery.Scene, view: str, text: str
+) -> None:
+    page = open_view(many, view)
+    expect(page.get_by_text(text).first).to_be_visible()
+    expect(page.get_by_text("last known")).to_have_count(0)
+
+
+def test_the_file_of_describe_draws_the_topology_alone(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "pos.html"
+    file.write_text(topology_file(load_pipeline(gallery.EXAMPLES, "pos")))
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    page.goto(file.as_uri())
+    expect(page.locator(".drawing .box")).to_have_count(11)
+    assert addresses == [file.as_uri()]
