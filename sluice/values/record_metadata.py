@@ -59,6 +59,5 @@ Until = Literal["window_close", "window_final", "time_limit"]
 """What a held result waits for: its window's close, the last record that can change it, or a time limit."""
 EmitStrategy = Literal["every", "window_close"]
 """Which results of a windowed aggregate are sent: each update, or the final result of each window."""
-Delivery = Literal["exactly_once", "at_least_once"]
 Emit = Literal["every", "latest"]
 """Which of a key's changes within a batch are written: all of them, or only the last."""

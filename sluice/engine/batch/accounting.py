@@ -288,9 +288,7 @@ class RecordSinks:
         # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
-            results.counts.update(
-                self.side_outputs.add_records(output, name, concatenate_records(tables))
-            )
+            self.side_outputs.add_records(output, name, concatenate_records(tables))
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
         self.side_outputs.add_stats_of_reading(
             name, BatchStats(dict(results.counts), times, f"{topic}-{partition}")

@@ -57,15 +57,6 @@ class BatchStats(msgspec.Struct):
     """For a task that holds all of its rows at once: the kind of the task → the size of these rows."""
 
 
-@dataclass(frozen=True)
-class DirectOutput:
-    """The result of a task that has written records to a topic itself."""
-
-    counts: Mapping[str, int]
-    records: Mapping[str, pa.Table]
-    """Records for other topics, such as dead letters, which the driver writes."""
-
-
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
     """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
 
@@ -103,9 +94,6 @@ class SideOutput(NamedTuple):
 class SideOutputs:
     """Collects the side outputs of the tasks of a chain, until the chain's last task takes them."""
 
-    direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
-    """If set, a task calls it to write a topic's records at once. If it returns None, the task
-    collects the records."""
     note_times: Callable[[Mapping[str, int]], None] | None = None
     """If set, called with the stream times of tasks that read records (see `read_times`)."""
     _collected: list[SideOutput] = field(
@@ -128,18 +116,13 @@ class SideOutputs:
         if self.note_times is not None:
             self.note_times(stats.stream_times)
 
-    def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
-        """Add records for a topic, in order, with columns `key`, `value`, and optionally `headers` and `timestamp`.
+    def add_records(self, topic: str, part: str, records: pa.Table) -> None:
+        """Add records for a topic, in order.
 
-        Returns the counts of records that `direct` has written instead.
+        Their columns are `key`, `value`, and optionally `headers` and `timestamp`.
         """
-        if self.direct is not None and (written := self.direct(topic, records)) is not None:
-            for other, table in written.records.items():
-                self.add_records(other, f"{part}+{topic}", table)
-            return written.counts
         for page, rows in enumerate(_pages(records)):
             self._add(Label(part, topic, page, size=rows.nbytes), pack_table(rows))
-        return {}
 
     def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
         """Add rows that the driver needs, with a column `group_id`. Returns the number of the next page."""

@@ -22,7 +22,6 @@ from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, with_headers
 from sluice.engine.batch.row_schemas import SORT_KEY, sorted_indices
 from sluice.engine.batch.side_outputs import Collected
-from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.encode import accepted_records, encode_records
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.table_rows import join_rows, table_rows, with_positions
@@ -32,6 +31,8 @@ from sluice.state.ledger.history import Batch
 from sluice.support.memory import release_memory_after_rows
 from sluice.values.sink_tables import WINDOW
 
+Records = list[tuple[str, pa.Table]]
+"""Pairs of a topic and a table of encoded records for it."""
 SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
 
@@ -58,8 +59,6 @@ class Destinations:
     topics: Output
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     """Topic → the limits of the records that it accepts, if they are known."""
-    at_least_once: AtLeastOnce | None = None
-    """Writes the records for some of the topics without a transaction."""
     tables: Mapping[str, TableSink] = field(default_factory=dict)
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
@@ -118,9 +117,6 @@ class OutputWriter:
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
-        if self.destinations.at_least_once is not None:
-            sent, records = self.destinations.at_least_once.send(records)
-            written |= sent
         # Sorting and encoding many records has freed memory that the client needs for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.

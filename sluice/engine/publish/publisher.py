@@ -320,7 +320,7 @@ class Publisher:
         dead_letters: list[pa.Table],
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write the output. Returns the number of records per topic, including records that tasks have written."""
+        """Write the output. Return the number of records per topic."""
         written: dict[str, int] = {}
         if self._writer is not None:
             # A driver that was paused while the shards were
@@ -337,13 +337,7 @@ class Publisher:
                     raise
                 raise reason from error
             for topic, number in rejected.counts.items():
-                name = f"{UNWRITTEN}{topic}"
-                # Tasks that write at least once have counted unwritten records, too, so the counts
-                # are added.
-                result.counts[name] = result.counts.get(name, 0) + number
-        for name, number in result.counts.items():
-            if name.startswith(_OUTPUT):
-                written[name.removeprefix(_OUTPUT)] = number
+                result.counts[f"{UNWRITTEN}{topic}"] = number
         return written
 
     def _make_visible(
@@ -433,10 +427,9 @@ class Publisher:
         """Whether the tasks may read a batch before the previous batch is published.
 
         If there are several shuffles, the tasks before the last shuffle also write states, which
-        must not be written before the previous batch is published. And tasks that write records at
-        least once would write them before the driver has written those of the previous batch.
+        must not be written before the previous batch is published.
         """
-        if self.destinations is None or self.destinations.at_least_once is not None:
+        if self.destinations is None:
             return False
         return self._job.has_one_shuffle and self._job.reads_without_stages
 

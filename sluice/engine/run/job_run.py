@@ -18,7 +18,6 @@ from sluice.engine.batch.job_topics import (
     topic_limits,
 )
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_identity import OutputIdentity
@@ -186,11 +185,7 @@ class JobRun:
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
-        side_outputs = replace(
-            storage.side_outputs,
-            direct=None if output is None else output.direct,
-        )
-        storage = replace(storage, side_outputs=side_outputs).placed(ledger.placements)
+        storage = storage.placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
@@ -232,8 +227,7 @@ class JobRun:
             return None
         limits = self._make_topics(partitions, writer)
         transaction = TransactionalOutput(self.settings.kafka, writer, limits)
-        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        return _TopicOutput(transaction, direct, limits)
+        return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
         """The stores and steps that this run leaves out, because another generation still computes them."""
@@ -359,7 +353,6 @@ class JobRun:
         return Destinations(
             output.transaction,
             output.limits,
-            output.direct,
             tables,
             setup.source.headers_at,
         )
@@ -440,8 +433,6 @@ class _TopicOutput:
     """The writers of a run's records for topics."""
 
     transaction: TransactionalOutput
-    direct: AtLeastOnce | None
-    """Writes the records for some of the topics without a transaction; None if there are no such topics."""
     limits: Mapping[str, TopicLimits]
     """Topic → the limits of the records that it accepts."""
 

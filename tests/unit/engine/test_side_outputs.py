@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,6 @@ from sluice.engine.batch.side_outputs import (
     NOTHING,
     BatchStats,
     Collected,
-    DirectOutput,
     LastRecord,
     SideOutputs,
     part_name,
@@ -108,19 +106,6 @@ def test_names_that_look_like_each_other_are_different() -> None:
     outputs = collected(task)
     assert [keys_of(outputs, name) for name in names] == [[name] for name in names]
     assert [table.column("key").to_pylist() for table in outputs.changes([7])] == [["of 7"]]
-
-
-def test_records_that_a_task_writes_itself_are_only_counted() -> None:
-    task = replace(
-        SideOutputs(),
-        direct=lambda topic, _: (
-            DirectOutput({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None
-        ),
-    )
-    assert task.add_records("out", "part-a-00000", records("x")) == {"sent": 1}
-    assert task.add_records("letters", "part-a-00000", records("own")) == {}
-    outputs = collected(task)
-    assert (keys_of(outputs, "out"), keys_of(outputs, "letters")) == ([], ["own", "rejected"])
 
 
 def counting(
