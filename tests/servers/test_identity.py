@@ -59,7 +59,7 @@ def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(
 ) -> None:
     monkeypatch.setattr(served_shards, "REFRESH_SECONDS", -1)
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=True)
-    refused = hosts[1].ask("GET", "/local/orders/1/1/batches")
+    refused = hosts[1].ask("GET", "/local/orders/1/1/size")
     assert (refused.status_code, refused.json()["detail"]) == (
         403,
         "Worker 1 of 'orders' is not at this server.",

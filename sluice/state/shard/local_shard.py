@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -26,6 +26,8 @@ from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     STATE_ROWS,
     Checksums,
+    Clock,
+    DigestSum,
     Journal,
     JournalEntry,
     LastPlaces,
@@ -140,7 +142,7 @@ class LocalShard(Shard):
         batch: int,
         pages: Iterable[RowColumns],
         epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
+        replaced: DigestSum = None,
     ) -> int:
         with self._writing(epoch, batch, [STATE_ROWS]):
             written = 0
@@ -196,7 +198,7 @@ class LocalShard(Shard):
         until: int,
         before: int,
         epoch: int,
-        clock: str = "due",
+        clock: Clock = "due",
     ) -> list[str]:
         keys = operator_states.due(self._driver, operator, until, before, clock)
         self._require_newest_writer(epoch)
@@ -208,7 +210,7 @@ class LocalShard(Shard):
         operator: int,
         before: int,
         epoch: int,
-        clock: str = "wall",
+        clock: Clock = "wall",
         after: int = -1,
     ) -> int | None:
         time = operator_states.earliest_timer(self._driver, operator, before, clock, after)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import Annotated, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,13 @@ from sluice.state.shard.operator_states import State, StateVersion, StoredState
 from sluice.state.shard.ranges import EVERYTHING, Range
 from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
+
+WholeNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number from 0 that fits a column of type BIGINT."""
+Clock: TypeAlias = Literal["due", "wall"]
+"""The clock by which a state is due: stream time, or the wall clock."""
+DigestSum: TypeAlias = Callable[[], int] | None
+"""Returns a sum of digests of rows, once the sum is known."""
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -142,7 +149,7 @@ class Shard(Protocol):
 
     def close(self) -> None: ...
 
-    def begin_run(self, epoch: int, as_of: int) -> Checksums:
+    def begin_run(self, epoch: WholeNumber, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
         Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong.
@@ -150,7 +157,9 @@ class Shard(Protocol):
         altered.
         """
 
-    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
+    def rows_before(
+        self, batch: WholeNumber, ids: RowIds, epoch: WholeNumber
+    ) -> dict[int, StoredRow]:
         """The newest versions of these state rows before a batch, by the row's place in `ids`.
 
         Omits rows without a value.
@@ -158,10 +167,10 @@ class Shard(Protocol):
 
     def write_pages(
         self,
-        batch: int,
+        batch: WholeNumber,
         pages: Iterable[RowColumns],
-        epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
+        epoch: WholeNumber = 0,
+        replaced: DigestSum = None,
     ) -> int:
         """Write a batch of state rows in one transaction. Returns the number of written rows.
 
@@ -177,14 +186,22 @@ class Shard(Protocol):
         `pages`, so `pages` may read these versions meanwhile.
         """
 
-    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+    def expire_windows(
+        self, batch: WholeNumber, ends: Mapping[int, int], epoch: WholeNumber = 0
+    ) -> None:
         """Add tombstones to a written batch for each group's windows that ended before a time.
 
         `ends`: group id → this time, epoch ms. The call can be repeated.
         """
 
     def read_states(
-        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+        self,
+        operator: int,
+        keys: Sequence[str],
+        before: int,
+        epoch: WholeNumber,
+        *,
+        shared: bool = False,
     ) -> dict[str, StoredState]:
         """An operator's states of these keys as of the batch before `before`.
 
@@ -198,8 +215,8 @@ class Shard(Protocol):
         operator: int,
         until: int,
         before: int,
-        epoch: int,
-        clock: str = "due",
+        epoch: WholeNumber,
+        clock: Clock = "due",
     ) -> list[str]:
         """The keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
 
@@ -207,8 +224,8 @@ class Shard(Protocol):
         self,
         operator: int,
         before: int,
-        epoch: int,
-        clock: str = "wall",
+        epoch: WholeNumber,
+        clock: Clock = "wall",
         after: int = -1,
     ) -> int | None:
         """The earliest time later than `after`, in ms, at which a state of the operator is due.
@@ -219,23 +236,23 @@ class Shard(Protocol):
 
     def write_states(
         self,
-        batch: int,
+        batch: WholeNumber,
         numbers: Iterable[int],
         states: Sequence[State],
-        epoch: int,
+        epoch: WholeNumber,
     ) -> None:
         """Write states of the operators with these numbers in one transaction.
 
         A retry replaces the batch. Raises EngineError if one of the operators has a newer batch.
         """
 
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+    def read_answers(self, step: str, ids: Sequence[str], epoch: WholeNumber) -> list[Answer]:
         """The recorded answers of a step with these ids, in any order."""
 
     def write_answers(
         self,
         answers: Sequence[Answer],
-        epoch: int,
+        epoch: WholeNumber,
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
     ) -> None:
@@ -244,7 +261,7 @@ class Shard(Protocol):
         `forget`: step → epoch ms; the step's answers from before this time are removed.
         """
 
-    def forget_failures(self, batch: int, epoch: int) -> None:
+    def forget_failures(self, batch: WholeNumber, epoch: WholeNumber) -> None:
         """Remove the answers of a batch that are failures, so that its calls are made again when it is repeated."""
 
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
@@ -287,7 +304,7 @@ class Shard(Protocol):
         With `checked`, raises DamagedState if a row was altered since it was written.
         """
 
-    def compact(self, keep_from: int) -> int:
+    def compact(self, keep_from: WholeNumber) -> int:
         """Remove the versions that no snapshot since batch `keep_from` can show.
 
         Returns the number removed. Uses small transactions, so that a writer can work at the same
