@@ -138,7 +138,7 @@ class _Run(LocalRun):
         """Process records as one batch, and publish it."""
         start = self.plan(self.batch + 1)
         with batch_context(start):
-            self.publish(_StateRows(self._query, streams), start.number)
+            self.publish(_StateRows(self._query, streams))
 
 
 @dataclass(frozen=True)

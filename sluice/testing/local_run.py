@@ -80,7 +80,7 @@ class LocalRun(PipedRun):
         start = self.plan(self.batch + 1, reads_records=bool(records))
         try:
             with batch_context(start):
-                self.publish(PipedRows.of(self._query, records), start.number)
+                self.publish(PipedRows.of(self._query, records))
         except BaseException as error:
             self._failed = error
             raise

@@ -17,7 +17,7 @@ from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import EngineError
+from sluice.errors import EngineError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
@@ -92,6 +92,8 @@ class SparkRun(PipedRun):
         self._spark = spark
         self._input = PipedInput(spark)
         self._home = settings.home
+        self._error: SluiceError | None = None
+        """The error of publishing, of which Spark's error has only the text."""
         self._start = Path(settings.home, "start")
         tell_tasks_by_file(spark.sparkContext, self._start)
         self._start_query()
@@ -113,8 +115,8 @@ class SparkRun(PipedRun):
         try:
             self._query.processAllAvailable()
         except StreamingQueryException as error:
-            if self._publisher.error is not None:
-                raise self._publisher.error from None
+            if self._error is not None:
+                raise self._error from None
             raise (worker_error(self.job, str(error)) or _root(error)) from error
 
     def stop(self) -> None:
@@ -123,7 +125,11 @@ class SparkRun(PipedRun):
         super().stop()
 
     def _publish(self, written: DataFrame, batch: int) -> None:
-        self.publish(RowsOnSpark(written), batch)
+        try:
+            self.publish(RowsOnSpark(written))
+        except SluiceError as error:
+            self._error = error
+            raise
         # After a batch, Spark may run a batch without records, to evict its own state. The tasks of
         # that batch read its number and clock from the file that is written here.
         write_start(self._start, self.plan(batch + 1))

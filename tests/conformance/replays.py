@@ -28,7 +28,8 @@ from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.output_writer import Destinations
-from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.publisher import BegunBatch, Publisher
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
@@ -309,18 +310,20 @@ class Query(Protocol):
 
     storage: Storage
     info: GenerationInfo
+    partitions: Mapping[str, int]
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
         """Return a publisher of the batches after the newest snapshot."""
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
         """Compute and publish a batch."""
 
 
 def publisher_of(
     storage: Storage,
     types: StateTypes,
-    partitions: Mapping[str, int],
     ledger: Ledger,
     written: Written,
 ) -> Publisher:
@@ -331,7 +334,6 @@ def publisher_of(
         ledger=ledger,
         lease=written,
         identity=written,
-        partitions=partitions,
         destinations=Destinations(written),
         newest=ledger.snapshots.newest(storage.ref),
     )
@@ -342,6 +344,7 @@ class OnSpark:
 
     def __init__(self, storage: Storage, partitions: Mapping[str, int], path: str) -> None:
         self.storage = storage
+        self.partitions = partitions
         self._input = FileInput(path)
         self._query = JobQuery(
             shared_session(),
@@ -355,14 +358,14 @@ class OnSpark:
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(
-            self.storage, self._query.frames.types, self._query.partitions, ledger, written
-        )
+        return publisher_of(self.storage, self._query.frames.types, ledger, written)
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
         self._input.write(records)
         tell_tasks(shared_session().sparkContext, start)
-        publisher(cast(DataFrame, self._written), start.number)
+        publisher.publish(batch, RowsOnSpark(cast(DataFrame, self._written)))
 
 
 class InProcess:
@@ -370,18 +373,20 @@ class InProcess:
 
     def __init__(self, storage: Storage, partitions: Mapping[str, int]) -> None:
         self.storage = storage
-        self._partitions = partitions
+        self.partitions = partitions
         self._query = ArrowQuery.of(
             storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True
         )
         self.info = generation_info(storage, self._query.types)
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(self.storage, self._query.types, self._partitions, ledger, written)
+        return publisher_of(self.storage, self._query.types, ledger, written)
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
         with batch_context(start):
-            publisher.publish(PipedRows.of(self._query, records), start.number)
+            publisher.publish(batch, PipedRows.of(self._query, records))
 
 
 class _Run:
@@ -413,7 +418,8 @@ class _Run:
         number = 0 if published is None else published + 1
         planned = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
         planned = self._ledger.plans.add(ref, planned, self.written.epoch)
-        times = self._publisher.begin(planned, {})
-        start = BatchStart.of(number, planned.begun, times, self._query.storage.job.read_clocks)
-        self._query.run(records, start, self._publisher)
+        batch = self._publisher.begin(planned, {}, self._query.partitions)
+        clocks = self._query.storage.job.read_clocks
+        start = BatchStart.of(number, planned.begun, batch.times, clocks)
+        self._query.run(records, start, self._publisher, batch)
         self.batch = number

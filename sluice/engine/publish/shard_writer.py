@@ -17,7 +17,6 @@ from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
-from sluice.settings import settings
 from sluice.state.shard.row_columns import RowColumns
 from sluice.state.shard.row_pages import columns_of, ids_of, pages_of, repeats_previous, sorted_rows
 from sluice.state.shard.shard import Shard
@@ -79,7 +78,7 @@ class ShardWriter:
     totals: Totals
     """Adds up two state rows of a group: the shard's row and the batch's row."""
     token: str = field(default="", repr=False)
-    """Token for state servers, passed along because executors on other hosts lack the driver's environment."""
+    """The token of the state servers."""
 
     @classmethod
     def of(cls, storage: Storage, epoch: int, totals: Totals) -> ShardWriter:
@@ -94,7 +93,7 @@ class ShardWriter:
             epoch=epoch,
             side_outputs=storage.side_outputs,
             totals=totals,
-            token=settings().server_token,
+            token=storage.token,
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
-from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.publisher import BegunBatch, PublishedBatch, Publisher
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
@@ -23,7 +27,7 @@ from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
 from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.driver_lease import Lease
-from sluice.engine.run.read_ahead import ReadAhead
+from sluice.engine.run.read_ahead import BatchQueries, may_read_ahead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
@@ -46,18 +50,26 @@ class BatchLoop:
     """The offsets at which the generation began to read."""
     size: BatchSize
     clocks: Clocks
+    newest: Snapshot | None
+    """The newest published snapshot; None before the first."""
+    read: int = field(default=0, init=False)
+    """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its number of partitions now."""
-    _backlog: ReadAhead | None = field(default=None, init=False)
-    """The batches that are still to be run; None if the present batch is not one of a backlog."""
+    _queries: BatchQueries = field(init=False)
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
+        # The batches of a rebuild, which writes no output, are not those of a backlog.
+        writes_output = self.publisher.destinations is not None
+        reads_ahead = writes_output and may_read_ahead(self.query.job)
+        start_query = partial(BatchQuery, self.query)
+        self._queries = BatchQueries(start_query, self._start, reads_ahead=reads_ahead)
 
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
-        return positions_after(self.publisher.newest, self.firsts)
+        return positions_after(self.newest, self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
@@ -78,9 +90,11 @@ class BatchLoop:
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
-        self._run_each(
-            self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first)
-        )
+        numbered = enumerate(batch_ends, start=first)
+        plans = (self._planned(number, now, ends) for number, ends in numbered)
+        with closing(self._queries.take_each(plans)) as backlog:
+            for plan in backlog:
+                self.run(plan)
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
@@ -94,29 +108,6 @@ class BatchLoop:
         return PlannedBatch(
             number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)
         )
-
-    def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
-        """Run the batches of a backlog. While a batch is written, tasks already read the next."""
-        with closing(ReadAhead(plans, self._read_ahead)) as self._backlog:
-            while (upcoming := self._backlog.next_batch()) is not None:
-                self.run(*upcoming)
-        self._backlog = None
-
-    def _when_read(self, times: Mapping[str, int]) -> None:
-        """Begin to read the next batch, because the current batch is read. `times` are the stream times after this."""
-        if self._backlog is not None and self.publisher.can_read_ahead:
-            self._backlog.begin_next(times)
-
-    def _read_ahead(
-        self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]
-    ) -> BatchQuery | None:
-        """Start the query of a batch while the previous batch is written. None if the batch has no records to read."""
-        if offsets_between(previous.ends, plan.ends) <= 0:
-            return None
-        return self._query(self._start(plan, previous.ends, times))
-
-    def _query(self, start: BatchStart) -> BatchQuery:
-        return BatchQuery(self.query, start, self._when_read, self.publisher)
 
     @property
     def next_timer(self) -> int | None:
@@ -161,13 +152,12 @@ class BatchLoop:
                     ends=ends,
                 )
             )
-        if self.publisher.newest is None:
+        if self.newest is None:
             self.run(self._planned(0, self.clocks.now(), _offsets(self.positions)))
 
     @property
     def _next_number(self) -> int:
-        newest = self.publisher.newest
-        return 0 if newest is None else newest.batch + 1
+        return 0 if self.newest is None else self.newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
         """Run the batch that was planned and not published, because its driver ended."""
@@ -187,37 +177,33 @@ class BatchLoop:
     def _repartition(self, partitions: Mapping[str, int]) -> None:
         if dict(partitions) != dict(self.query.partitions):
             self.query.repartition(partitions)
-            self.publisher.partitions = partitions
 
-    def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
-        """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
+    def run(self, plan: PlannedBatch) -> None:
+        """Plan a batch in the ledger, run it and publish it.
 
-        Raises LeaseError, before anything of the batch is written, if this driver has lost its
+        Raise LeaseError, before anything of the batch is written, if this driver has lost its
         lease, and WentBack if the ledger has lost the batch before.
         """
-        with ExitStack() as started:
-            if ahead is not None:
-                started.enter_context(closing(ahead))
-            positions = self.positions
-            # From here on, a run that repeats the batch gives it the same records and the same
-            # clock.
-            plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
-            times = self.publisher.begin(
-                plan, positions, reads_records=offsets_between(positions, plan.ends) > 0
-            )
-            start = self._start(plan, positions, times)
-            # The ledger decides. Tasks that began with anything else have read in vain.
-            if ahead is None or not ahead.has_read(start):
-                started.close()
-                ahead = started.enter_context(closing(self._query(start)))
-            ahead.finish(start)
-        self.size.measure(
-            self.publisher.counts.get("read", 0),
-            self.publisher.row_bytes,
-            self.publisher.output_size,
+        positions = self.positions
+        # From here on, a run that repeats the batch gives it the same records and the same clock.
+        plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
+        reads_records = offsets_between(positions, plan.ends) > 0
+        batch = self.publisher.begin(
+            plan, positions, self.query.partitions, reads_records=reads_records
         )
+        start = self._start(plan, positions, batch.times)
+        with closing(self._queries.query(start)) as query:
+            published = query.finish(start, partial(self._publish, batch))
+        if published.snapshot is not None:
+            self.newest = published.snapshot
+        read = published.counts.get("read", 0)
+        self.read += read
+        self.size.measure(read, published.row_bytes, published.output_size)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
+
+    def _publish(self, batch: BegunBatch, written: DataFrame) -> PublishedBatch:
+        return self.publisher.publish(batch, RowsOnSpark(written))
 
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
@@ -241,8 +227,7 @@ class BatchLoop:
           share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
-        snapshot = self.publisher.newest
-        published = _offsets(self.firsts if snapshot is None else snapshot.positions)
+        published = _offsets(self.firsts if self.newest is None else self.newest.positions)
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):
             return

@@ -11,17 +11,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals
-from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
-from sluice.engine.run.arrow_query import ArrowQuery, tables_task
-from sluice.engine.stages.ingest import Ingest
-from sluice.engine.stages.job_stages import Stages
-from sluice.engine.stages.stage_frames import after_stage, kinds_in, with_layers
+from sluice.engine.run.arrow_query import ArrowQuery
+from sluice.engine.run.query_tasks import QueryTasks, tables_task
+from sluice.engine.stages.stage_frames import kinds_in, stage_with_sql, with_layers
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.fallible_expressions import share_subexpressions
@@ -63,6 +59,8 @@ class Frames:
     """Whether Spark computes expressions of each record; set by `written`."""
     types: StateTypes = field(init=False)
     """The types of the job's stores and of their inputs; set by `written`."""
+    _write: Chain | None = field(default=None, init=False)
+    """The tasks that write the shards; None if the tasks of the last stage write them."""
 
     def written(self) -> DataFrame:
         """The side outputs of the tasks that write the shards, in the form of row batches.
@@ -75,16 +73,13 @@ class Frames:
         except NeedsSparkError:
             row_batches = self._through_sql()
             self.computes_sql = True
-        if self.job.writes_in_last_stage:
+        if self._write is None:
             return row_batches
         tables = self._tables()
         owned = row_batches if tables is None else row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
-        writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
-        return shuffled.mapInArrow(
-            Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE
-        )
+        return shuffled.mapInArrow(self._write.__call__, ROW_BATCH_TYPE)
 
     def _through_tasks(self) -> DataFrame:
         """Row batches after the last stage, which Python tasks compute alone.
@@ -100,6 +95,7 @@ class Frames:
             interleaved=interleaved,
         )
         self.types = query.types
+        self._write = query.write
         row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
@@ -137,28 +133,29 @@ class Frames:
         the steps, and Spark only checks the expressions. If not, records go from the decoding task
         to Spark SQL and back.
         """
-        job, storage = self.job, self.storage
-        inputs: dict[str, str] = {}
-        for group in job.groups:
-            inputs |= {name: ddl(records.schema[name].dataType) for name in group.inputs}
-        totals = Totals.of(job, inputs)
-        ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
-        stages = Stages(
-            job, storage, ingest, self.epoch, ShardWriter.of(storage, self.epoch, totals)
-        )
-        edges = stages.first_edges(kinds_in(records))
-        records = select_columns(with_layers(records, edges), ingest.columns(job))
+        job = self.job
+        kinds = kinds_in(records)
+
+        def type_of(column: str) -> str:
+            return ddl(records.schema[column].dataType)
+
+        tasks = QueryTasks.of(reader, self.storage, self.partitions, self.epoch, type_of, kinds)
+        columns = tasks.ingest.columns(job)
+        records = select_columns(with_layers(records, tasks.edges), columns)
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
-        steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
-        pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs, copied=job.copied)
+        steps = ArrowSteps.of(job, reader.schema, columns, tasks.edges, by_spark)
         if steps is None:
-            row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_TYPE)
+            row_batches = records.mapInArrow(tasks.pack.__call__, ROW_BATCH_TYPE)
         else:
-            decode_and_compute = Chain((reader, steps, ingest, pack))
-            row_batches = self._read(decode_and_compute, ROW_BATCH_TYPE)
+            row_batches = self._read(tasks.read(steps), ROW_BATCH_TYPE)
         for number in range(1, job.stage_count + 1):
-            row_batches = after_stage(stages, number, row_batches)
-        self.types = StateTypes.of(stages, totals, inputs)
+            shuffled = row_batches.repartitionById(job.pipeline.workers, "worker")
+            try:
+                row_batches = shuffled.mapInArrow(tasks.stage(number).__call__, ROW_BATCH_TYPE)
+            except NeedsSparkError:
+                row_batches = stage_with_sql(tasks.stages, number, shuffled)
+        self.types = tasks.state_types()
+        self._write = tasks.write
         return row_batches
 
     def _tables(self) -> DataFrame | None:

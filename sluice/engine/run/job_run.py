@@ -273,19 +273,25 @@ class JobRun:
                 ledger=ledger,
                 lease=lease,
                 identity=setup.topics,
-                partitions=query.partitions,
                 destinations=destinations,
                 auditor=Auditor(
                     storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)
                 ),
                 newest=setup.newest,
             )
-            with query_errors(publisher, storage, lease):
+            with query_errors(storage, lease):
                 loop = BatchLoop(
-                    query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks
+                    query,
+                    publisher,
+                    ledger,
+                    lease,
+                    setup.firsts,
+                    setup.size,
+                    setup.clocks,
+                    setup.newest,
                 )
                 has_new_partitions = self._run_batches(loop, setup.topics)
-        return publisher.read, has_new_partitions
+        return loop.read, has_new_partitions
 
     def _prepare(
         self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None

@@ -33,7 +33,6 @@ from sluice.plan.operator_parameters import (
     TableLookup,
 )
 from sluice.plan.planned_operators import COGROUPED, STORE, result_column
-from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
@@ -165,7 +164,7 @@ class Stages:
             job.last_only_operators,
             job.topics_by_source,
             self.epoch,
-            settings().server_token,
+            self.storage.token,
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -18,7 +17,6 @@ from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
-from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, sentence
@@ -31,7 +29,6 @@ from sluice.plan import (
     Layers,
     Transformation,
 )
-from sluice.plan.arrow_support import NeedsSparkError
 from sluice.values.sql_text import backticked, named_struct, value_if
 
 
@@ -112,18 +109,15 @@ def _operations(frame: DataFrame) -> list[str]:
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
 
-def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
-    """The row batches after a stage, computed from the row batches before the stage."""
+def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFrame:
+    """Compute the row batches after a stage, whose last steps Spark SQL computes.
+
+    `shuffled` are the row batches before the stage, with a partition for each worker.
+    """
     task = stages.task(number)
     last = stages.last_tasks(number)
     side_outputs = stages.storage.side_outputs
     read_rows = RowBatchReader(side_outputs)
-    shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
-    with suppress(NeedsSparkError):
-        targets = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(
-            Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_TYPE
-        )
     rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed: list[str] = []
     for operator, column in stages.results(number):
