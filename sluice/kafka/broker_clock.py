@@ -16,10 +16,11 @@ _ANSWER_S = 5.0
 
 
 def milliseconds_ahead(kafka: Mapping[str, str], topic: str) -> int | None:
-    """Return how far this machine's clock is ahead of the broker's, in ms; negative if it is behind.
+    """Return how far this machine's clock is ahead of the broker's, in ms.
 
-    Writes two records to the topic, which should be compacted. Returns None if the broker does not
-    accept them, does not answer, or does not stamp the topic's records.
+    The number is negative if the clock is behind. Writes two records to the topic, which should be
+    compacted. Return None if the broker does not accept them, does not answer, or does not stamp
+    the topic's records.
     """
     stamps: list[int] = []
 

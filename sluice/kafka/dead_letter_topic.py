@@ -61,12 +61,12 @@ the dead letter. `kafka.redrive` makes it from the dead letter's headers."""
 
 
 def topic_of(pipeline: str) -> str:
-    """The topic of a pipeline's dead letters."""
+    """Return the topic of a pipeline's dead letters."""
     return f"{pipeline}_dead_letters"
 
 
 def markers_of(pipeline: str) -> str:
-    """The topic that says which dead letters were re-driven."""
+    """Return the topic that says which dead letters were re-driven."""
     return f"{pipeline}_redriven"
 
 
@@ -158,7 +158,7 @@ class DeadLetter:
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
-        """The dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
+        """Limit a dead letter to `size` bytes of its key, of its value, and of all headers."""
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
@@ -198,7 +198,7 @@ class Matches:
     """Partition and offset of a dead letter → the marker of its re-drive."""
 
     def marker(self, letter: DeadLetter) -> Marker | None:
-        """The marker of a dead letter's re-drive; None if the dead letter was not re-driven."""
+        """Return the marker of a dead letter's re-drive; None if it was not re-driven."""
         return self.markers.get((letter.partition, letter.offset))
 
 
@@ -209,9 +209,9 @@ def find_dead_letters(
     limit: int,
     most_bytes: int = _MOST_BYTES,
 ) -> Matches:
-    """The newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
+    """Find the newest `limit` chosen dead letters of a pipeline.
 
-    Raises BrokersUnreachable.
+    Each has at most `most_bytes` of each part of a record. Raise BrokersUnreachable.
     """
     matches = Matches()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -237,9 +237,9 @@ def chosen_letters(
     pipeline: str,
     chosen: DeadLetterFilter,
 ) -> Iterator[DeadLetter]:
-    """The dead letters that a filter selects, in the order of each partition.
+    """Return the dead letters that a filter selects, in the order of each partition.
 
-    Raises BrokersUnreachable if no records arrive for `_READ_SECONDS`.
+    Raise BrokersUnreachable if no records arrive for `_READ_SECONDS`.
     """
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
     for message in read_topic(kafka, topic_of(pipeline), since, longest_silence_s=_READ_SECONDS):
@@ -253,10 +253,10 @@ def redrive_markers(
     pipeline: str,
     topic_id: str,
 ) -> dict[tuple[int, int], Marker]:
-    """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
+    """Return the markers of re-drives (see `kafka.redrive`), by partition and offset.
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
-    `chosen_letters`.
+    These are the partition and the offset of the dead letter. Only for dead letters in the
+    dead-letter topic with the id `topic_id`. Raise errors as `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
@@ -278,7 +278,7 @@ def redrive_markers(
 
 
 def dead_letter_topic_id(kafka: Mapping[str, str], pipeline: str) -> str | None:
-    """The id of a pipeline's topic of dead letters; None before its first dead letter."""
+    """Return the id of a pipeline's topic of dead letters; None before its first dead letter."""
     topic = topic_of(pipeline)
     return topic_ids(kafka, [topic], ANSWER_SECONDS).get(topic)
 
@@ -291,7 +291,7 @@ def with_histories(
     letters: Iterable[DeadLetter],
     markers: Mapping[tuple[int, int], Marker],
 ) -> Iterator[DeadLetter]:
-    """The dead letters with the earlier failures of their records, according to the markers of the re-drives."""
+    """Add the earlier failures of their records, from the markers of re-drives, to letters."""
     histories = {
         (marker.topic, marker.partition, marker.offset): marker.history
         for marker in markers.values()
@@ -301,7 +301,7 @@ def with_histories(
 
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
-    """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
+    """Divide a dead letter's headers into the rejected record's own, and Sluice's as text."""
     # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
     first = max(
         (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)

@@ -24,7 +24,7 @@ def list_offsets(
     """Partition → the offset and timestamp that `which` asks for.
 
     For a reader of committed records, a partition ends before the first record of its oldest open
-    transaction. Raises KafkaException or TimeoutError if no broker answers within `seconds`.
+    transaction. Raise KafkaException or TimeoutError if no broker answers within `seconds`.
     """
     requests = dict.fromkeys(partitions, which)
     # The client refuses an empty request.

@@ -25,7 +25,10 @@ class HeldPartitions:
         seen."""
 
     def since(self, lag: Lag, now: datetime) -> datetime | None:
-        """When the oldest transaction that holds back a lag's records was first seen; None without a transaction."""
+        """Return when the oldest transaction that holds back a lag's records was first seen.
+
+        None without a transaction.
+        """
         times: list[datetime] = []
         for topic, ends in lag.held_ends.items():
             for partition, offset in ends.items():
@@ -38,9 +41,9 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """The earliest timestamp of the first records of the transactions that hold back records.
+    """Return the earliest timestamp at which a transaction begins that holds back records.
 
-    None if no transaction holds back records. Raises BrokersUnreachable.
+    None if no transaction holds back records. Raise BrokersUnreachable.
     """
     first_records: dict[tuple[str, int], int] = {}
     for topic, ends in lag.held_ends.items():

@@ -144,9 +144,9 @@ class RangeReader:
         self.consumer.close()
 
     def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
-        """The records of ranges of different partitions, all of which are read at the same time.
+        """Read ranges of different partitions, all at the same time.
 
-        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
+        Raise BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
         records of a range are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
@@ -194,13 +194,19 @@ class RangeReader:
         return self.unread - self._left
 
     def leave(self, partition: Partition) -> None:
-        """Read no further records of a partition's range. `read` ends when it has read the other ranges."""
+        """Read no further records of a partition's range.
+
+        `read` ends when it has read the other ranges.
+        """
         if partition not in self._left:
             self._left.add(partition)
             self.consumer.incremental_unassign([TopicPartition(*partition)])
 
     def pause(self) -> None:
-        """Stop fetching until the next `read`. Otherwise the client goes on with the ranges that were not read."""
+        """Stop fetching until the next `read`.
+
+        Otherwise the client goes on with the ranges that were not read.
+        """
         self.consumer.unassign()
 
     def _reach(self, partition: Partition, position: int) -> None:
@@ -215,7 +221,7 @@ class RangeReader:
         )
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
-        """The messages by partition, without those after the ranges."""
+        """Group the messages by partition, without those after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
         import numpy as np
@@ -238,7 +244,7 @@ class RangeReader:
     def _handle(self, message: Message) -> bool:
         """Take note of the end of a partition, or of an error.
 
-        Returns False if the client has stopped reading a partition, so that it must be assigned
+        Return False if the client has stopped reading a partition, so that it must be assigned
         again.
         """
         error, partition = message.error(), _partition(message)
@@ -267,7 +273,10 @@ class RangeReader:
         raise self._failure(error, partition)
 
     def _check_bounds(self, part: Range) -> None:
-        """Compare a range with the records that its partition has now. Records that the partition lacks are lost."""
+        """Compare a range with the records that its partition has now.
+
+        Records that the partition lacks are lost.
+        """
         partition = part.topic, part.partition
         position = self._positions[partition]
         try:
@@ -290,7 +299,10 @@ class RangeReader:
             self._reach(partition, part.end)
 
     def _require_topics(self) -> None:
-        """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
+        """Raise EngineError if a broker says that the topic or partition cannot be read.
+
+        It does not exist, or may not be read.
+        """
         for topic, partition in sorted(self._wanted):
             try:
                 known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]
@@ -342,7 +354,10 @@ class RangeReader:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:
-        """Count fetched records as an answer. The client returns none of the records of an aborted transaction."""
+        """Count fetched records as an answer.
+
+        The client returns none of the records of an aborted transaction.
+        """
         topics = _decode_statistics(statistics).topics
         for (topic, number), before in self._fetched.items():
             if topic in topics and str(number) in topics[topic].partitions:
@@ -353,7 +368,7 @@ class RangeReader:
 
 
 def _offsets(messages: Sequence[Message]) -> Integers:
-    """The offsets of messages of one partition."""
+    """Return the offsets of messages of one partition."""
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0

@@ -33,8 +33,8 @@ class OldestUnread:
     def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
         """Partition and first unread offset → the timestamp of the first unread record.
 
-        Omits partitions without unread records, and partitions whose record cannot be read in time.
-        Raises BrokersUnreachable.
+        Omit partitions without unread records, and partitions whose record cannot be read in time.
+        Raise BrokersUnreachable.
         """
         unread = {place for lag in lags for place in lag.first_unread()}
         self._times = {place: self._times[place] for place in unread if place in self._times}
@@ -55,7 +55,7 @@ def timestamps_at(
 ) -> dict[Partition, datetime]:
     """Partition → the timestamp of its first record at or after an offset.
 
-    Also reads records of open transactions. Omits partitions without such a record. Raises
+    Also reads records of open transactions. Omit partitions without such a record. Raise
     BrokersUnreachable.
     """
     places = [

@@ -85,10 +85,10 @@ def redrive(
     chosen: DeadLetterFilter,
     limit: int = MOST,
 ) -> RedriveOutcome:
-    """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
+    """Write the chosen dead letters' records to their source topics again, and mark them.
 
-    `topics` are the names and the patterns of the pipeline's source topics. Raises EngineError if
-    another process takes over, or for an error of Kafka.
+    The oldest come first. `topics` are the names and the patterns of the pipeline's source topics.
+    Raise EngineError if another process takes over, or for an error of Kafka.
     """
     outcome = RedriveOutcome()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -159,7 +159,7 @@ def _obstacle(
     partitions: Mapping[str, int],
     markers: Mapping[tuple[int, int], Marker],
 ) -> str:
-    """Like `redrive_obstacle`, but also checks the partition of the dead letter's record and the filter `chosen`.
+    """Like `redrive_obstacle`, but also check the record's partition and the filter `chosen`.
 
     `partitions`: each topic that the pipeline reads → its number of partitions.
     """
@@ -183,7 +183,7 @@ def _send(
     letters: Sequence[DeadLetter],
     outcome: RedriveOutcome,
 ) -> Sequence[DeadLetter]:
-    """Write records and their markers in one transaction. Returns the dead letters that are left.
+    """Write records and their markers in one transaction. Return the dead letters that are left.
 
     If the broker refuses a record, nothing is written, and all other dead letters are left.
     Otherwise, none is left.
@@ -264,7 +264,7 @@ def _abort(producer: Producer) -> None:
 
 
 def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
-    """The last headers of a record that was re-driven after these failures."""
+    """Return the last headers of a record that was re-driven after these failures."""
     if not history:
         return []
     headers: list[tuple[str, bytes]] = []
@@ -289,7 +289,7 @@ Record = tuple[bytes | None, bytes | None, int, Headers]
 
 
 def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[Record | str]:
-    """The records to write, as they were before they were rejected.
+    """Return the records to write, as they were before they were rejected.
 
     In place of a record that cannot be written, the reason why it cannot.
     """
@@ -305,7 +305,10 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
 
 def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | str:
-    """The record of a dead letter. `sources` has the records that are not in their dead letters."""
+    """Return the record of a dead letter.
+
+    `sources` has the records that are not in their dead letters.
+    """
     record: Record | None = (
         letter.key,
         letter.value,
@@ -328,9 +331,9 @@ def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | s
 
 
 def _milliseconds(iso: str) -> int:
-    """A timestamp header as epoch ms.
+    """Return a timestamp header as epoch ms.
 
-    Returns 0 if the header is missing: the record then gets the current time.
+    Return 0 if the header is missing: the record then gets the current time.
     """
     # A time before the year 1 or after the year 9999 is a number.
     number = iso.removesuffix(" ms")

@@ -81,7 +81,10 @@ class Topic:
 
 
 def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[str, ...]:
-    """Create the topics that do not exist yet, and return their names. A broker lists all topics when this returns."""
+    """Create the topics that do not exist yet, and return their names.
+
+    A broker lists all topics when this returns.
+    """
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
     admin = AdminClient(quiet(kafka))
@@ -105,7 +108,10 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
 
 
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
-    """Wait until a broker lists topics. It learns of a new topic only a moment after the controller has created it."""
+    """Wait until a broker lists topics.
+
+    It learns of a new topic only a moment after the controller has created it.
+    """
     until = time.monotonic() + _TIMEOUT_S
     with broker_errors(kafka):
         for name in sorted(names):
@@ -122,9 +128,9 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
 def watermark_offsets(
     consumer: Consumer, place: TopicPartition, timeout_s: float
 ) -> tuple[int, int]:
-    """The first offset of a partition, and the offset that its next record will get.
+    """Return the first offset of a partition, and the offset that its next record will get.
 
-    If the partition is new, waits until a broker leads it.
+    If the partition is new, wait until a broker leads it.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -166,7 +172,7 @@ def produce(
 ) -> None:
     """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
-    Raises EngineError if the topic does not exist or the broker refuses a record, and
+    Raise EngineError if the topic does not exist or the broker refuses a record, and
     BrokersUnreachable if no broker answers.
     """
     errors: list[KafkaError] = []
@@ -214,7 +220,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 
 
 def require_delivery(error: KafkaError | None, message: Message) -> None:
-    """A delivery callback that raises EngineError if the broker refused the record."""
+    """Raise EngineError if the broker refused the record: a delivery callback."""
     if error is not None:
         raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
 
@@ -226,11 +232,12 @@ def read_topic(
     *,
     longest_silence_s: float | None = None,
 ) -> Iterator[Message]:
-    """The committed records of a topic from its beginning to its current end, in the order of each partition.
+    """Read the committed records of a topic from its beginning to its current end.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later
-    timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
-    `longest_silence_s` (see `RangeReader`), and EngineError if the topic cannot be read.
+    They come in the order of each partition. With `since_ms`, start at each partition's first
+    record with this timestamp or a later timestamp. Raise BrokersUnreachable if no broker answers,
+    or no records arrive for `longest_silence_s` (see `RangeReader`), and EngineError if the topic
+    cannot be read.
     """
     with RangeReader(kafka, skips_lost=True, longest_silence_s=longest_silence_s) as reader:
         with broker_errors(kafka):
@@ -263,7 +270,10 @@ def _offsets_since(
     bounds: Mapping[int, tuple[int, int]],
     since_ms: int,
 ) -> dict[int, int]:
-    """Partition → the offset of its first record with a timestamp of at least `since_ms`, or its end."""
+    """Return the offset of each partition's first record from `since_ms` on, or its end.
+
+    The record is the first with a timestamp of at least `since_ms`.
+    """
     times = [TopicPartition(topic, number, since_ms) for number in bounds]
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
@@ -284,7 +294,7 @@ def topic_ids(
 ) -> dict[str, str]:
     """Topic → its Kafka id, which is new after the topic is deleted and created again.
 
-    Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
+    Omit missing topics. Raise BrokersUnreachable if no broker answers within `seconds`.
     """
     with broker_errors(kafka):
         return ids_of(described_topics(silent_admin(kafka), topics, seconds))
@@ -312,7 +322,7 @@ def described_topics(
     With `with_operations`, the broker also says which operations it allows to this client, unless
     it cannot say that.
 
-    Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
+    Raise KafkaException if no broker answers within `seconds`, or if the client may not describe a
     topic.
     """
     futures = admin.describe_topics(
@@ -364,7 +374,7 @@ _NO_HEADERS: Headers = []
 
 
 def headers_of(message: Message) -> Headers:
-    """The headers of a record. Call it once per message."""
+    """Return the headers of a record. Call this once per message."""
     try:
         return _pairs(message.headers())
     except _NAME_IS_NOT_UTF_8:
@@ -372,7 +382,7 @@ def headers_of(message: Message) -> Headers:
 
 
 def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
-    """The headers of each record. Call it once per message.
+    """Return the headers of each record. Call this once per message.
 
     A record without headers takes a tenth of the time of `headers_of`.
     """
@@ -388,7 +398,7 @@ def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
 
 
 def _pairs(headers: Any) -> Headers:
-    """The headers that Kafka's client has returned for a message."""
+    """Return the headers that Kafka's client has returned for a message."""
     if not headers:
         return _NO_HEADERS
     pairs = headers.items() if isinstance(headers, dict) else headers
@@ -398,9 +408,10 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """The committed records at these places, each with its place; places without a record are left out.
+    """Read the committed records at these places, each with its place.
 
-    Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
+    Leave out places without a record. Raise BrokersUnreachable if no broker answers, and
+    EngineError if a topic cannot be read.
     """
     wanted = {*places}
     with RangeReader(kafka, _FEW_RECORDS, skips_lost=True) as reader:
@@ -432,10 +443,13 @@ def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
 
 
 def as_bytes(content: str | bytes | None) -> bytes | None:
-    """A record's key or value. The client's types also allow text, which it never returns."""
+    """Return a record's key or value.
+
+    The client's types also allow text, which it never returns.
+    """
     return content.encode() if isinstance(content, str) else content
 
 
 def text_headers(message: Message) -> dict[str, str]:
-    """The headers of a record as text."""
+    """Return the headers of a record as text."""
     return {name: (value or b"").decode(errors="replace") for name, value in headers_of(message)}

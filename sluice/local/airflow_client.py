@@ -36,7 +36,7 @@ class Airflow:
         self._client.close()
 
     def unhealthy(self) -> list[str]:
-        """The components that are not healthy; if the API server does not answer, only this server."""
+        """Return the components that are not healthy; only the API server if it does not answer."""
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.TransportError:
@@ -56,7 +56,7 @@ class Airflow:
     def json(self, path: str, **parameters: Any) -> Any:
         """GET JSON, with decimal numbers as Decimal.
 
-        Raises EngineError unless the status is 200.
+        Raise EngineError unless the status is 200.
         """
         answer = self.ask(path, **parameters)
         if answer.status_code != httpx.codes.OK:
@@ -82,7 +82,7 @@ class Airflow:
         return str(answer.json()["dag_run_id"])
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """The runs of a DAG, oldest first; empty while Airflow has not loaded the DAG."""
+        """Return the runs of a DAG, oldest first; empty while Airflow has not loaded the DAG."""
         answer = self.ask(f"/api/v2/dags/{dag}/dagRuns", order_by="run_after", limit=100)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return []
@@ -90,14 +90,14 @@ class Airflow:
         return runs
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
-        """The task instances of a run."""
+        """Return the task instances of a run."""
         tasks: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")[
             "task_instances"
         ]
         return tasks
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> str:
-        """A task's log as text."""
+        """Return a task's log as text."""
         answer = self._client.get(
             f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}",
             headers={**self._headers(), "Accept": "application/x-ndjson"},

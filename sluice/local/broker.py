@@ -116,7 +116,7 @@ class EmbeddedKafka:
     def start(self) -> None:
         """Start the broker and wait until it answers.
 
-        Raises PreflightError with the end of the broker's log if the broker does not answer.
+        Raise PreflightError with the end of the broker's log if the broker does not answer.
         """
         start(self.folder, self.port, quick=self.quick, config=self.config)
 
@@ -155,7 +155,7 @@ def start(
 ) -> Broker:
     """Start a broker with its data in `folder`, and wait until it answers.
 
-    The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
+    The broker keeps running after this process ends, until `stop(folder)`. Raise PreflightError if
     a broker already uses the folder, if the port is in use, if Java or the jars are missing, or if
     the broker ends or does not answer. In the last two cases, the error has the end of the log.
     """
@@ -198,8 +198,8 @@ def start(
 def stop(folder: Path) -> Broker | None:
     """Stop the broker of `folder` and wait until it has ended.
 
-    Returns the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if
-    it has not ended after 20 seconds.
+    Return the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if it
+    has not ended after 20 seconds.
     """
     folder = folder.absolute()
     broker = running(folder)
@@ -216,9 +216,9 @@ def stop(folder: Path) -> Broker | None:
 
 
 def running(folder: Path) -> Broker | None:
-    """The running broker of `folder`, or None.
+    """Return the running broker of `folder`, or None.
 
-    Checks that the process id does not belong to another program now.
+    Check that the process id does not belong to another program now.
     """
     folder = folder.absolute()
     try:
@@ -230,7 +230,7 @@ def running(folder: Path) -> Broker | None:
 
 
 def _command_line(process: psutil.Process) -> list[str]:
-    """The arguments of a process.
+    """Return the arguments of a process.
 
     A process that was just spawned has no arguments until its program is loaded.
     """
@@ -285,7 +285,7 @@ def _format(java: list[str], folder: Path, configuration: Path) -> None:
 def _spawn(command: list[str], log: Path) -> int:
     """Start `command` in a new session, so that it does not get this process's Ctrl-C.
 
-    Returns the process id.
+    Return the process id.
     """
     to_log = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     from_nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

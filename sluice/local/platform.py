@@ -97,7 +97,7 @@ class LocalPlatform:
         self.stop()
 
     def start(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start the broker and call `fill` while Airflow migrates its database; then start Airflow."""
+        """Start the broker and call `fill` while Airflow migrates its database; start Airflow."""
         with ThreadPoolExecutor(2) as together:
             tasks = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
             for task in tasks:
@@ -145,7 +145,7 @@ class LocalPlatform:
     def wait_for_airflow(self, say: Say = _silent) -> None:
         """Wait until all components are healthy.
 
-        Raises EngineError if a component ends, or if it takes too long.
+        Raise EngineError if a component ends, or if it takes too long.
         """
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
@@ -158,7 +158,7 @@ class LocalPlatform:
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
         """Yield the elapsed seconds every `pause_s`.
 
-        Raises EngineError after `seconds`, or if a component ends.
+        Raise EngineError after `seconds`, or if a component ends.
         """
         began = time.monotonic()
         while (gone := time.monotonic() - began) < seconds:
@@ -173,7 +173,7 @@ class LocalPlatform:
 
     @contextmanager
     def as_user(self, log_in: LogIn | None = None) -> Iterator[Airflow]:
-        """A client of Airflow as a user, by default the admin."""
+        """Make a client of Airflow as a user, by default the admin."""
         airflow = Airflow(self.url, log_in or self.admin)
         try:
             yield airflow
@@ -194,7 +194,7 @@ class LocalPlatform:
         return service
 
     def variables(self) -> dict[str, str]:
-        """The environment of Airflow's processes."""
+        """Return the environment of Airflow's processes."""
         # Settings in the user's shell must not reach this Airflow.
         outer = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "SLUICE_"))}
         return {**outer, **self.secrets, **self._sluice(), **self._airflow(), **self.environment}

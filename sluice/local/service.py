@@ -58,17 +58,20 @@ class Service:
             )
 
     def finish(self) -> None:
-        """Wait for the program to end. Raises EngineError if its status is not 0."""
+        """Wait for the program to end. Raise EngineError if its status is not 0."""
         if self.process.wait():
             self.check()
 
     def tail(self) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
-    """Stop the services and all processes that they have started, with SIGTERM, and SIGKILL after `patience_s`."""
+    """Stop the services and all processes that they have started.
+
+    They get SIGTERM, and SIGKILL after `patience_s`.
+    """
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
     for service in services:
@@ -81,7 +84,7 @@ def end_sessions(sessions: set[int], patience_s: float) -> None:
 
 
 def members(sessions: set[int]) -> list[psutil.Process]:
-    """The processes of these sessions that have not ended."""
+    """Return the processes of these sessions that have not ended."""
     of_sessions = (
         process for process in psutil.process_iter(["pid"]) if _session(process) in sessions
     )

@@ -67,11 +67,11 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Returns the new generation's number. If no store has changed, does nothing and returns the
+        Return the new generation's number. If no store has changed, does nothing and returns the
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 
-        Raises CompatibilityError for a change that concerns all stores; EngineError without
+        Raise CompatibilityError for a change that concerns all stores; EngineError without
         published state, after an interrupted batch, or if the state has been replaced meanwhile;
         InputError if the topics no longer have all records that the changed stores need, unless
         `from_topics`; DamagedState if the state is not as published.
@@ -108,7 +108,7 @@ class ChangedStores:
                 return self._promote(ledger, lease, state, part)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        """The lease of the current generation. Waits until no run holds it."""
+        """Hold the lease of the current generation. Wait until no run holds it."""
         return current_lease(ledger, self.job.pipeline.name, self._holder, BETWEEN_RUNS)
 
     @property
@@ -145,7 +145,7 @@ class ChangedStores:
     def _require_written(self, ledger: Ledger, state: _State) -> None:
         """Fence off other drivers, so that they write no more output.
 
-        Raises EngineError after an interrupted batch.
+        Raise EngineError after an interrupted batch.
         """
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
@@ -161,11 +161,12 @@ class ChangedStores:
     def _begin(
         self, ledger: Ledger, lease: Lease, added: frozenset[str]
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
-        """Register a generation of the changed stores, or continue with the generation of a call that was killed.
+        """Register a generation of the changed stores.
 
-        Returns the generation's rebuild, the changed stores, and the batches published so far,
-        which the generation has to read. From now on, runs of the changed pipeline leave the added
-        stores out.
+        Continue with the generation of a call that was killed, if there is one. Return the
+        generation's rebuild, the changed stores, and the batches published so far, which the
+        generation has to read. From now on, runs of the changed pipeline leave the added stores
+        out.
         """
         job = self.plan_of(added)
         operators = job.operators if self.from_topics else ()
@@ -202,7 +203,7 @@ class ChangedStores:
         return rebuild, ComputedStores(job, info), steps
 
     def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
-        """The description of a generation for readers."""
+        """Describe a generation for readers."""
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(
             self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)
@@ -217,7 +218,7 @@ class ChangedStores:
     ) -> _State:
         """Read the state again.
 
-        Raises EngineError if another command has replaced the state, or removed the changed stores.
+        Raise EngineError if another command has replaced the state, or removed the changed stores.
         """
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
@@ -238,7 +239,7 @@ class ChangedStores:
     ) -> int:
         """Fill a new generation with the kept and the computed state, and promote it.
 
-        Returns its number.
+        Return its number.
         """
         old, batch, changes = state.info, state.published.batch, state.changes
         # A run may have been interrupted while the stores were computed.

@@ -160,7 +160,10 @@ class Merge:
                 yield _Group(number, tuple(inputs), tuple(columns), missing)
 
     def _missing(self, group: int, store: str) -> bytes:
-        """The value of a key for which a store has read no record: 0 for counts, otherwise null."""
+        """Return the value of a key for which a store has read no record.
+
+        It is 0 for counts, otherwise null.
+        """
         of_job = self.job.groups_by_number.get(group)
         if of_job is None:
             return b"null"
@@ -171,9 +174,9 @@ class Merge:
         return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
-        """Fill the shards with the state of `batch`. Returns their checksums.
+        """Fill the shards with the state of `batch`. Return their checksums.
 
-        Raises DamagedState if the state of the old generation is not as published.
+        Raise DamagedState if the state of the old generation is not as published.
         """
         checksums = []
         for worker in self.new.workers:
@@ -224,7 +227,7 @@ class Merge:
                 yield _renumber(state, number, batch)
 
     def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
-        """The stream times from which the next batch continues."""
+        """Return the stream times from which the next batch continues."""
         kept, computed = ledger.snapshots.times_before(self.old.ref, batch + 1), dict[str, int]()
         if (
             self.part is not None
@@ -293,7 +296,7 @@ def processors_of(job: Job) -> dict[str, str]:
 
 
 def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
-    """The sorted rows of a group in the new generation, combined from the rows of its inputs."""
+    """Combine the rows of a group's inputs into its sorted rows in the new generation."""
     shards = [old if source.kept else part for source in group.inputs]
     sources: list[Iterator[tuple[int, Version]]] = []
     for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True)):
@@ -331,7 +334,7 @@ def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
 
 
 def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
-    """The names of a stream time in the new generation; none if its operator is gone."""
+    """Return the names of a stream time in the new generation; none if its operator is gone."""
     name, _, rest = key.partition("/")
     if name == CLOSED and rest:
         return [f"{CLOSED}/{now}" for now in names.get(rest, ())]

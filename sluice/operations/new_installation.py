@@ -30,8 +30,8 @@ class NewInstallation:
     def finish_interrupted(self, *, next_step: str) -> bool:
         """Finish a copy that was interrupted after its ledger was copied.
 
-        Returns whether there was such a copy. Raises Refused, with this next step, if the ledger
-        has pipelines that come from elsewhere.
+        Return whether there was such a copy. Raise Refused, with this next step, if the ledger has
+        pipelines that come from elsewhere.
         """
         pipelines = self._target.generations.pipelines()
         if not pipelines:
@@ -60,7 +60,7 @@ class NewInstallation:
             copy.target.seal(sealed=False)
 
     def _unseal_copies(self) -> bool:
-        """Unseal the shards of a copied ledger. Returns whether any were sealed."""
+        """Unseal the shards of a copied ledger. Return whether any were sealed."""
         with ExitStack() as stack:
             sealed: list[LocalShard] = []
             for info in self._target.generations.of_all_pipelines():

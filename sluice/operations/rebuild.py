@@ -76,9 +76,9 @@ class Rebuild:
     why: str = ""
 
     def run(self) -> int:
-        """Build and promote a new generation. Returns the generation's number.
+        """Build and promote a new generation. Return the generation's number.
 
-        Raises InputError if the topics no longer have all records that were read, unless
+        Raise InputError if the topics no longer have all records that were read, unless
         `from_topics`; LeaseError while a driver works on the pipeline; EngineError if the result
         differs from what was published.
         """
@@ -118,10 +118,10 @@ class Rebuild:
         return new.generation
 
     def _is_known(self) -> bool:
-        """Return whether the ledger knows the pipeline. A ledger that was lost is recovered from the markers first.
+        """Return whether the ledger knows the pipeline.
 
-        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
-        recovered.
+        A ledger that was lost is recovered from the markers first. With `from_topics`, the pipeline
+        may be unknown. Without, raises Refused if it cannot be recovered.
         """
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -139,7 +139,7 @@ class Rebuild:
         """Build a first generation from the topics, of a pipeline that the ledger does not know.
 
         Writes no output for the records up to the newest marker or, without markers, for those that
-        the topics have now. Returns the generation's number.
+        the topics have now. Return the generation's number.
         """
         name = self.job.pipeline.name
         note = "The ledger did not know the pipeline, so its state was built from the topics, without output."
@@ -169,9 +169,9 @@ class Rebuild:
     def replay(self, span: Span = EVERYTHING) -> int:
         """Build a new generation from a part of the topics, without promoting it.
 
-        Returns its number. The new generation replaces an earlier replay's generation. Its state
-        may differ from the current state; the user decides whether to promote it. Raises the same
-        errors as `run`, and EngineError if no record was read in that part.
+        Return its number. The new generation replaces an earlier replay's generation. Its state may
+        differ from the current state; the user decides whether to promote it. Raise the same errors
+        as `run`, and EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._current(ledger) as lease:
@@ -192,7 +192,7 @@ class Rebuild:
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Begin a generation beside the current one, and remove all others.
 
-        Returns the new generation, and the batches to pass to `build` once the lease is released.
+        Return the new generation, and the batches to pass to `build` once the lease is released.
         `lease` is the lease of the current generation.
         """
         old = lease.ref
@@ -218,10 +218,10 @@ class Rebuild:
         ).run()
 
     def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
-        """The batches of the current generation with which a generation beside it catches up.
+        """Return the current generation's batches with which a generation beside it catches up.
 
-        Needs the lease of the current generation. Raises InputError if the topics have lost records
-        that the generation beside it has not read yet.
+        The caller holds the lease of the current generation. Raise InputError if the topics have
+        lost records that the generation beside it has not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
@@ -229,8 +229,8 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it current.
 
-        Returns its number. Does nothing if the promotion is repeated, such as after the connection
-        to the ledger was lost. Raises EngineError if there is no such generation, and the same
+        Return its number. Does nothing if the promotion is repeated, such as after the connection
+        to the ledger was lost. Raise EngineError if there is no such generation, and the same
         errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
@@ -277,7 +277,7 @@ class Rebuild:
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """This rebuild, with a job that lists the topics that match the pipeline's patterns.
+        """Return this rebuild, with a job that lists the topics that match its patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.
@@ -306,7 +306,7 @@ class Rebuild:
         """Where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
-        read are read from their beginning. Raises InputError if the topics have lost records that
+        read are read from their beginning. Raise InputError if the topics have lost records that
         the new generation would read, unless `from_topics`.
         """
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
@@ -331,7 +331,7 @@ class Rebuild:
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
         """Where a generation that was built began to read, and the topics as they are now.
 
-        Raises InputError if the topics have lost records that the generation has not read yet.
+        Raise InputError if the topics have lost records that the generation has not read yet.
         """
         sources, reached = self._sources_read(ledger, new), _positions_read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
@@ -353,7 +353,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, Topic],
     ) -> None:
-        """Raise InputError if a partition now has other records at offsets that a generation has read."""
+        """Raise InputError if a partition has other records where a generation has read."""
         identity = SourceIdentity(
             self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
         )
@@ -367,7 +367,7 @@ class Rebuild:
         self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
         until: Point | None = None, built: Positions | None = None,
     ) -> History:  # fmt: skip
-        """The old generation's batches, limited to the records of `sources` before `until`.
+        """Return the old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends. With `built`, they
         are read only up to these offsets, up to which the new generation has read already.
@@ -418,11 +418,11 @@ class Rebuild:
         latest: Snapshot | None,
         old: GenerationRef,
     ) -> list[Batch]:
-        """The batch whose output was written but whose snapshot was not published, because the driver ended.
+        """Return the batch whose output was written but whose snapshot was not published.
 
-        If the ledger was restored from a backup, several batches may have been written after the
-        backup. They are returned as one batch, which has the last batch's number and the records of
-        all these batches.
+        Its driver ended in between. If the ledger was restored from a backup, several batches may
+        have been written after the backup. They are returned as one batch, which has the last
+        batch's number and the records of all these batches.
         """
         # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
         # has not noticed the loss of its lease could write another batch after the markers were
@@ -447,7 +447,10 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
+        """Raise EngineError if a batch may have been written whose marker is gone.
+
+        With `from_topics`, this does not matter.
+        """
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -471,7 +474,7 @@ class Rebuild:
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:
-        """The newest generation that has written output.
+        """Return the newest generation that has written output.
 
         The markers name it. A ledger that was restored from a backup may not know it.
         """
@@ -486,7 +489,7 @@ class Rebuild:
         new: GenerationRef,
         history: History,
     ) -> None:
-        """Raise EngineError if the same topology and records do not reproduce the published state."""
+        """Raise EngineError if the same topology and records give another state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
         assert before is not None
         assert after is not None
@@ -528,7 +531,10 @@ class History:
 
 
 def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
-    """Worker → the checksum of its state rows and, if the batches are the same, of its operator states."""
+    """Return the checksum of each worker's state rows.
+
+    If the batches are the same, also that of its operator states.
+    """
     if audit is None:
         return {}
     if not history.complete:
@@ -553,7 +559,7 @@ _NEW_TOPICS = (
 
 
 def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
-    """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
+    """Raise EngineError if the old generation has read nothing in the part of the topics."""
     last = history.published[-1].ends if history.published else {}
     if span != EVERYTHING and not any(
         position(last, source, source.first) > source.first for source in sources
@@ -565,20 +571,20 @@ def _require_records(history: History, sources: Iterable[SourcePartition], span:
 
 
 def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
-    """The offsets up to which a generation has read and published."""
+    """Return the offsets up to which a generation has read and published."""
     batch = ledger.snapshots.last_batch(ref)
     snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
     return {} if snapshot is None else snapshot.positions
 
 
 def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
-    """The topics that were not deleted and created again since a generation began to read them."""
+    """Return the topics that were not created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
 def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
-    """The topics that a generation does not read, because they were added to the pipeline later."""
+    """Return the topics that were added to the pipeline after a generation."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
         ledger, old
     ).keys()
@@ -590,7 +596,10 @@ def _added_ends(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     built: Positions | None,
 ) -> dict[str, dict[str, int]]:
-    """The end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
+    """Return the end offsets of topics that the old generation did not read.
+
+    They come from `built` if it is given, else from `ends`.
+    """
     added_ends: dict[str, dict[str, int]] = {}
     for topic in new_topics:
         if built is None:
@@ -605,17 +614,17 @@ def _steps_within(
     steps: Iterable[ReplayStep],
     added_ends: Positions,
 ) -> list[ReplayStep]:
-    """The steps, with `added_ends` as the ends of added topics.
-
-    All ends are limited to the ranges of offsets.
-    """
+    """Limit steps to the ranges of offsets, with `added_ends` as the ends of added topics."""
     return [
         replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps
     ]
 
 
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
-    """Return where to stop: a partition that the marker does not name has no record whose output was written."""
+    """Return where to stop.
+
+    A partition that the marker does not name has no record whose output was written.
+    """
     stops = dict(firsts)
     for topic, partitions in written.items():
         for number, end in partitions.items():
@@ -624,7 +633,10 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
+    """Whether the current generation is the last that a replay has built.
+
+    Nothing is left to promote then.
+    """
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no
     # generation was begun after the current one.
@@ -633,9 +645,9 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 
 
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
-    """The generation that a replay has built beside the current generation.
+    """Return the generation that a replay has built beside the current generation.
 
-    Raises EngineError before a replay.
+    Raise EngineError before a replay.
     """
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
@@ -647,9 +659,9 @@ def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Returns its number.
+    """Remove the generation that a replay built. Return its number.
 
-    Raises EngineError before a replay. If a drop is repeated, such as after it was interrupted,
+    Raise EngineError before a replay. If a drop is repeated, such as after it was interrupted,
     removes what is left.
     """
     name = job.pipeline.name
@@ -674,10 +686,10 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove a pipeline's generations, even unfinished generations, except the lease's generation and `but`.
+    """Remove a pipeline's generations, except the lease's generation and `but`.
 
-    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
-    may be current by now.
+    Unfinished generations are removed, too. Raise LeaseError and deletes nothing if the lease is no
+    longer held, because another generation may be current by now.
     """
     for generation in ledger.generations.numbers(name):
         # The ledger forgets the generation before its shards are removed, so that no other driver

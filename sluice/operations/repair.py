@@ -39,11 +39,11 @@ class RepairingRun:
     """Plans the pipeline without the stores that are being computed while runs go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read.
+        """Read, compute and publish all records. Return the number of records read.
 
-        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer
-        have all of its records. Raises Unreachable if a state server does not answer and no standby
-        has the state. The state is not restored from the topics in this case, because the server's
+        Raise DamagedState if the state is damaged, no standby has it, and the topics no longer have
+        all of its records. Raise Unreachable if a state server does not answer and no standby has
+        the state. The state is not restored from the topics in this case, because the server's
         shards may be intact.
         """
         run = JobRun(

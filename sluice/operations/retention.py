@@ -37,12 +37,12 @@ def retain(
     keep_seconds: float = 3_600.0,
     now: datetime | None = None,
 ) -> RetentionResult:
-    """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
+    """Delete a pipeline's old snapshots.
 
-    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`.
-    Snapshots are removed from the ledger before their row versions, so that no new reader pins a
-    snapshot that is being deleted. If a shard is unreachable, a later call removes its row
-    versions.
+    They are neither among the newest `keep_snapshots` nor younger than `keep_seconds`. The newest
+    snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots
+    are removed from the ledger before their row versions, so that no new reader pins a snapshot
+    that is being deleted. If a shard is unreachable, a later call removes its row versions.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
@@ -71,7 +71,10 @@ def retain(
 def note_retention(
     ledger: Ledger, pipeline: str, reasons: Sequence[str], secrets: Iterable[str] = ()
 ) -> None:
-    """Record the failure `retention`, with the reasons why old state could not be deleted. Clear it without reasons."""
+    """Record the failure `retention`, with the reasons why old state could not be deleted.
+
+    Clear it without reasons.
+    """
     if reasons:
         error = RetentionFailed(" ".join(reasons))
         ledger.failures.keep(Failure.of(error, pipeline, kind="retention", secrets=secrets))
@@ -80,11 +83,11 @@ def note_retention(
 
 
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
-    """Merge the batches of a pipeline's history that no rebuild can repeat. Returns how many batches are gone.
+    """Merge the batches of a pipeline's history that no rebuild can repeat.
 
-    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
-    batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
-    do all batches after it.
+    Return how many batches are gone. `begins`: topic → partition → the offset of the oldest record
+    that the topic has. The first batch whose snapshot is kept, or of which the topics still have a
+    record, stays as it is, and so do all batches after it.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:
@@ -98,7 +101,10 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
-    """Whether the topics have none of a batch's records any more. False if one of the topics does not exist."""
+    """Whether the topics have none of a batch's records any more.
+
+    False if one of the topics does not exist.
+    """
     for topic, ends in batch.ends.items():
         for partition, end in ends.items():
             if begins.get(topic, {}).get(int(partition), -1) < end:
@@ -111,7 +117,7 @@ def _oldest_kept(
     keep_snapshots: int,
     deadline: datetime,
 ) -> Snapshot | None:
-    """The oldest snapshot to keep: the one that was the newest at the deadline.
+    """Return the oldest snapshot to keep: the one that was the newest at the deadline.
 
     It is an earlier snapshot if otherwise fewer than `keep_snapshots` were kept. `snapshots` are
     sorted from newest to oldest.

@@ -22,9 +22,10 @@ grows while its windows fill."""
 
 
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
-    """Note the size of a pipeline's state today. Record the failure `growth` if it grows, and clear it otherwise.
+    """Note the size of a pipeline's state today.
 
-    Does nothing if the size of a shard is unknown, because its server or database does not answer.
+    Record the failure `growth` if it grows, and clear it otherwise. Does nothing if the size of a
+    shard is unknown, because its server or database does not answer.
     """
     info = ledger.generations.current(pipeline)
     if info is None:

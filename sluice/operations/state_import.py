@@ -28,9 +28,9 @@ def import_state(
 ) -> int:
     """Copy all pipelines of a ledger, with their shards to `shards`.
 
-    Returns the number of copied versions. The call can be repeated until it succeeds. Raises
-    Refused if the target has pipelines, or if a state server has a worker; LeaseError if a run is
-    in progress.
+    Return the number of copied versions. The call can be repeated until it succeeds. Raise Refused
+    if the target has pipelines, or if a state server has a worker; LeaseError if a run is in
+    progress.
     """
     installation = NewInstallation(source, target, shards)
     if installation.finish_interrupted(next_step="Set SLUICE_LEDGER to an empty database."):

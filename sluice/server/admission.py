@@ -37,7 +37,7 @@ _LOG_EVERY_SECONDS = 60.0
 def raise_file_limit() -> int:
     """Let this process open as many files as the system allows, at most `_MOST_FILES`.
 
-    Returns their number.
+    Return their number.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)

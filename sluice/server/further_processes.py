@@ -56,9 +56,9 @@ class FurtherProcesses:
         self._restarts: dict[int, asyncio.TimerHandle] = {}
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Start the processes. Returns when all of them accept connections at these sockets.
+        """Start the processes. Return when all of them accept connections at these sockets.
 
-        Raises StateError if one does not.
+        Raise StateError if one does not.
         """
         self._sockets = sockets
         starting = [self._start(number) for number in self._numbers]
@@ -70,7 +70,10 @@ class FurtherProcesses:
                 )
 
     def _start(self, number: int) -> Connection:
-        """Start a process. Returns the connection at which the process reports that it accepts connections."""
+        """Start a process.
+
+        Return the connection at which the process reports that it accepts connections.
+        """
         started, report = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(
             target=_run, args=(self._serve, number, self._sockets, report, self._ended)
@@ -108,7 +111,10 @@ class FurtherProcesses:
             self._start_later(number, exit_code)
 
     def begin_stop(self) -> None:
-        """Let the processes accept no further connections, and end when they have answered their requests."""
+        """Let the processes accept no further connections.
+
+        They end when they have answered their requests.
+        """
         loop = asyncio.get_running_loop()
         for restart in self._restarts.values():
             restart.cancel()
@@ -160,7 +166,7 @@ def _run(
     report: Connection,
     ended: Callable[[], None],
 ) -> None:
-    """The main function of a further process."""
+    """Run a further process."""
 
     def started() -> None:
         # Nobody waits for the report of a process that replaces another one.
@@ -172,9 +178,10 @@ def _run(
 
 
 def _end_with_first_process(ended: Callable[[], None]) -> None:
-    """End this process at once if the first process has ended without ending this process, as when it is killed.
+    """End this process at once if the first process has ended without ending it.
 
-    Otherwise, a new server could not use the address.
+    This happens when the first process is killed. Otherwise, a new server could not use the
+    address.
     """
     first = multiprocessing.parent_process()
     assert first is not None

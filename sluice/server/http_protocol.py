@@ -99,7 +99,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client will send nothing more.
+        """Note that the client will send nothing more.
 
         Requests whose response has not begun are answered first. A response that is being streamed
         ends, because nobody knows whether the client still reads it.
@@ -136,7 +136,10 @@ class PatientProtocol(HttpToolsProtocol):
     def _respond(
         self, scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> bool:
-        """Send a whole response to the request with this scope. Returns False if the app has to send messages."""
+        """Send a whole response to the request with this scope.
+
+        Return False if the app has to send messages.
+        """
         running = self._running
         return (
             running is not None
@@ -326,7 +329,7 @@ class _Cycle(RequestResponseCycle):
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
-        """Set while the app has not received a part of the body, its end, or the end of the connection."""
+        """Set while the app waits for a part of the body, its end, or the connection's end."""
         event = self._message_event
         if event is None:
             event = self._message_event = asyncio.Event()
@@ -335,13 +338,16 @@ class _Cycle(RequestResponseCycle):
         return event
 
     def end_body(self) -> None:
-        """The client has sent the whole body."""
+        """Note that the client has sent the whole body."""
         self.more_body = False
         if self._message_event is not None:
             self._message_event.set()
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send a whole response with one call. Returns False if the app has to send messages instead."""
+        """Send a whole response with one call.
+
+        Return False if the app has to send messages instead.
+        """
         head = _head(status, (*self.default_headers, *headers), self.keep_alive)
         if (
             head is None
@@ -401,7 +407,10 @@ class _Head(NamedTuple):
 
 @lru_cache(maxsize=1_000)
 def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
-    """The head of a response of known length. None if Uvicorn must send or reject the response."""
+    """Build the head of a response of known length.
+
+    Return None if Uvicorn must send or reject the response.
+    """
     length, is_closing = None, False
     text = [STATUS_LINE[status]]
     for name, value in headers:

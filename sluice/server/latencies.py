@@ -30,7 +30,7 @@ FIGURES = len(_BEGINS) * _WIDTH
 
 
 def no_figures() -> MutableSequence[float]:
-    """The figures of a process that has answered nothing."""
+    """Return the figures of a process that has answered nothing."""
     return array("d", bytes(8 * FIGURES))
 
 
@@ -46,7 +46,7 @@ class Latencies:
         self._own = figures[own]
 
     def measurements(self) -> Iterator[Measurement]:
-        """The histograms of all requests, one for each kind of request and class of status."""
+        """Return the histograms of all requests, one for each kind and class of status."""
         figures = [sum(of_processes) for of_processes in zip(*self._figures, strict=True)]
         for (prefix, status), begin in _BEGINS.items():
             *counts, seconds = figures[begin : begin + _WIDTH]
@@ -60,7 +60,7 @@ class Latencies:
             yield Measurement(f"{_NAME}{SUM}", seconds, labels)
 
     def of(self, prefix: str, app: ASGIApp) -> ASGIApp:
-        """An app that measures the time from each request to `app` until the answer begins.
+        """Wrap an app, and measure the time from each request until the answer begins.
 
         `app` is mounted under `prefix`.
         """

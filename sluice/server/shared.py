@@ -31,7 +31,7 @@ class Shared:
     """The number of this process."""
 
     def of_process(self, number: int) -> Shared:
-        """The same for the process with this number."""
+        """Return the same for the process with this number."""
         return replace(self, number=number)
 
     def remove(self) -> None:
@@ -42,7 +42,7 @@ class Shared:
 
 @contextmanager
 def shared_among(processes: int) -> Iterator[Shared]:
-    """What this process and its further processes share."""
+    """Make what this process and its further processes share."""
     if processes == 1:
         yield Shared()
         return

@@ -84,7 +84,7 @@ class Options:
         return self.host or self.bind
 
     def place(self, pipeline: str, number: int) -> Placement:
-        """The placement of a worker on this server."""
+        """Return the placement of a worker on this server."""
         return Placement(pipeline, number, self.name, self.port, self.certificate is not None)
 
 
@@ -98,7 +98,7 @@ def claim(
     """Place workers on this server.
 
     The server must already listen at its address, so that no other program can. Otherwise, that
-    program would get the token, which readers send to this address. Raises Refused if there is no
+    program would get the token, which readers send to this address. Raise Refused if there is no
     such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
@@ -148,7 +148,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """Register this server, which listens already, as the owner of its address.
 
-    Raises StateError or Refused if the address does not lead to this server. Raises Refused if
+    Raise StateError or Refused if the address does not lead to this server. Raise Refused if
     another server has the same address, such as 127.0.0.1 on another host.
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """The addresses to which this host resolves a name; none if it does not know the name."""
+    """Return the addresses to which this host resolves a name; none if it is unknown."""
     try:
         infos = socket.getaddrinfo(
             host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -196,7 +196,7 @@ def _addresses(host: str) -> set[str]:
 def make_app(
     ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None
 ) -> ASGIApp:
-    """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
+    """Make the server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
     Every request needs the token. `shared` is None in a server of one process.
     """
@@ -228,7 +228,7 @@ def make_app(
 def further_processes(
     configuration: Settings, options: Options, shared: Shared
 ) -> FurtherProcesses | None:
-    """The processes of a state server besides this one; None if it has one process."""
+    """Return the processes of a state server besides this one; None if it has one process."""
     if options.processes == 1:
         return None
     serve_further = partial(_serve_further, configuration, options, shared)
@@ -260,7 +260,7 @@ def serve(
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
     Starts and ends the processes `further`. A further process passes the `sockets` of the first.
-    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address
+    Raise SettingsError for a certificate or key that cannot be read, and StateError if the address
     cannot be used or a further process does not start.
     """
     config = uvicorn_config(app, options)

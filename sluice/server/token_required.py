@@ -22,7 +22,7 @@ class TokenHolder(Principal):
     @property
     @override
     def name(self) -> str:
-        """The same name for every program with the token, because the token does not say who sends it."""
+        """The same name for every program: the token does not say which program sends it."""
         return "state-server"
 
     @override
@@ -93,7 +93,10 @@ class TokenRequired:
         await refusal(scope, receive, send)
 
     def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:
-        """The random number of a challenge whose sender knows the token; None for any other request."""
+        """Return the random number of a challenge whose sender knows the token.
+
+        None for any other request.
+        """
         if scheme.lower() != server_identity.SCHEME.lower().encode():
             return None
         return server_identity.challenge_number(self._token, credentials.decode("latin-1"))

@@ -50,7 +50,7 @@ def database_url(text: str) -> URL:
 
     The address of a SQLite file may end with `?synchronous=off`: see `is_durable`.
 
-    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
+    Raise SettingsError if the URL is invalid. The error omits the URL, which may contain a
     password.
     """
     try:
@@ -91,7 +91,7 @@ def is_durable(url: URL) -> bool:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that
+    Raise StateError, too, if the server has not answered after `seconds`. Pass None for work that
     may take long.
     """
     try:
@@ -103,7 +103,7 @@ def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Itera
 
 
 def first_line(error: BaseException | str) -> str:
-    """The first line of an error message.
+    """Return the first line of an error message.
 
     The other lines are left out, because they may repeat SQL statements and their values.
     """
@@ -126,7 +126,7 @@ def advice(reason: str) -> str:
 
 
 def open_engine(url: URL) -> Engine:
-    """An engine whose transactions behave alike in PostgreSQL and in SQLite.
+    """Return an engine whose transactions behave alike in PostgreSQL and in SQLite.
 
     SQLite gets a write-ahead log, `synchronous=FULL`, and `BEGIN IMMEDIATE` for writers.
     """
@@ -177,7 +177,7 @@ def open_engine(url: URL) -> Engine:
 
 @cache
 def _sqlite_dialect() -> Dialect:
-    """The dialect that all SQLite engines of this process share.
+    """Return the dialect that all SQLite engines of this process share.
 
     The first connection tells the dialect SQLite's version.
     """
@@ -187,20 +187,20 @@ def _sqlite_dialect() -> Dialect:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON text for a column."""
+    """Format a value as JSON text for a column."""
     return msgspec.json.encode(value).decode()
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """A write transaction, committed at the end of the block and rolled back on an error."""
+    """Open a write transaction; commit at the end of the block, and roll back on an error."""
     with engine.connect().execution_options(sluice_writes=True) as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A read transaction, whose statements all see the database as it was at the first statement."""
+    """Open a read transaction, whose statements all see the database as of the first statement."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     repeatable = (

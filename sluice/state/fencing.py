@@ -15,6 +15,9 @@ _RANDOM_BITS = 32
 
 
 def next_epoch(newest: int) -> int:
-    """Return an epoch higher than `newest`, which is 0 before the first. No other call returns the same."""
+    """Return an epoch higher than `newest`, which is 0 before the first.
+
+    No other call returns the same.
+    """
     count = newest >> _RANDOM_BITS
     return (count + 1) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)

@@ -100,7 +100,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
     """The worker's standby; None if the worker has no standby."""
 
     def at_standby(self, as_of: int) -> WorkerInfo | None:
-        """The worker with the address of its standby's copy; None if the copy lacks batch `as_of`."""
+        """Return the worker at its standby's copy; None if the copy lacks batch `as_of`."""
         standby = self.standby
         if standby is None or standby.batch < as_of:
             return None
@@ -192,6 +192,6 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 def owner(key: str, workers: int) -> int:
-    """The worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
+    """Return the worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
     # Spark places keys by this rule, so any other rule would look for a key at the wrong worker.
     return zlib.crc32(key.encode()) % workers

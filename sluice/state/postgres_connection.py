@@ -63,9 +63,10 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return super().wait(self._watch(gen), *args, **options)
 
     def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Pass on the steps of a request, which psycopg resumes each tenth of a second while it waits for the server.
+        """Pass on the steps of a request.
 
-        Ends the request when the server no longer answers.
+        While psycopg waits for the server, it resumes the request each tenth of a second. Ends the
+        request when the server no longer answers.
         """
         until = wait_limit()
         heard_at = time.monotonic()
@@ -105,11 +106,12 @@ def connect(
     session: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> BoundedConnection:
-    """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
+    """Connect to an address.
 
-    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
-    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
-    call `set_settings` if it needs settings.
+    It is libpq's text, or parameters, which take precedence over those in the text. Both take
+    precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is given, the
+    session gets its settings and those in `SESSION`. Without it, each transaction must call
+    `set_settings` if it needs settings.
     """
     address = {
         "connect_timeout": CONNECT_SECONDS,
@@ -139,7 +141,7 @@ def set_settings(
 ) -> None:
     """Set settings of the session, or only of the present transaction.
 
-    Omits those that the server does not know.
+    Omit those that the server does not know.
     """
     version = connection.info.server_version
     known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}

@@ -31,9 +31,10 @@ one of the context managers below."""
 
 @contextmanager
 def query_deadline(until: float, seconds: float) -> Iterator[None]:
-    """Make this thread's shard queries within the block raise TooSlow after `until` on the monotonic clock.
+    """Make this thread's shard queries within the block raise TooSlow after `until`.
 
-    `seconds` is the query's time limit, which the error quotes.
+    `until` is a time of the monotonic clock. `seconds` is the query's time limit, which the error
+    quotes.
     """
     _THREAD.until, _THREAD.seconds = until, seconds
     try:
@@ -56,7 +57,7 @@ def is_over() -> bool:
 
 
 def too_slow() -> TooSlow:
-    """The error of a query that has exceeded its time limit."""
+    """Make the error of a query that has exceeded its time limit."""
     return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
 
 
@@ -75,7 +76,7 @@ class Lock(Protocol):
 
 
 def acquire(lock: Lock) -> None:
-    """Take a lock. Raises TooSlow if another thread still holds it at the deadline."""
+    """Take a lock. Raise TooSlow if another thread still holds it at the deadline."""
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
@@ -85,7 +86,7 @@ def acquire(lock: Lock) -> None:
 
 @contextmanager
 def held(lock: Lock) -> Iterator[None]:
-    """Hold a lock within the block. Raises TooSlow like `acquire`."""
+    """Hold a lock within the block. Raise TooSlow like `acquire`."""
     acquire(lock)
     try:
         yield
@@ -117,7 +118,7 @@ def wait_limit() -> float | None:
 
 
 def _earlier(first: float | None, second: float | None) -> float | None:
-    """The earlier of two times; None means never."""
+    """Return the earlier of two times; None means never."""
     if first is None:
         return second
     return first if second is None else min(first, second)

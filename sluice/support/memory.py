@@ -17,7 +17,10 @@ _RESIDENT_PAGES = Path("/proc/self/statm")
 
 
 def release_unused_memory() -> None:
-    """Return freed memory to the operating system. Otherwise, Arrow and the C library keep it for later use."""
+    """Return freed memory to the operating system.
+
+    Otherwise, Arrow and the C library keep it for later use.
+    """
     pa.default_memory_pool().release_unused()
     # `malloc_trim` returns memory that glibc keeps. Other C libraries do not have it, nor need it.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -32,7 +35,10 @@ def release_memory_after_rows(count: int) -> None:
 
 
 def release_much_memory() -> None:
-    """Return freed memory to the operating system if this process has much memory, or if the system does not say so."""
+    """Return freed memory to the operating system if this process has much memory.
+
+    Also return it if the system does not say how much the process has.
+    """
     if _resident_bytes() > _MUCH_BYTES:
         release_unused_memory()
 
@@ -47,10 +53,10 @@ def _resident_bytes() -> int:
 
 
 def release_memory_after_task(phase: str, info: dict[str, int]) -> None:
-    """Return much freed memory to the system after the garbage collection with which PySpark ends a task.
+    """Return much freed memory to the system when PySpark ends a task.
 
-    A worker waits for its next task while other workers, or the driver, need memory for the same
-    batch.
+    PySpark ends a task with a garbage collection. A worker waits for its next task while other
+    workers, or the driver, need memory for the same batch.
     """
     if phase == "stop" and info["generation"] == 2:
         release_much_memory()

@@ -13,7 +13,7 @@ T = TypeVar("T")
 async def finish_within(
     seconds: float, coroutine: Coroutine[Any, Any, T], overdue: Callable[[], Exception]
 ) -> T:
-    """The result of `coroutine`. Raises the error of `overdue` if the coroutine waits for longer than `seconds`.
+    """Return the result of `coroutine`, or raise the error of `overdue` after `seconds` of waiting.
 
     An `asyncio.timeout` takes 4 us, almost as long as a look-up in a shard. Most coroutines on a
     request's way have their result without waiting, so the limit begins with the first wait.

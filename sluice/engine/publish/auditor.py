@@ -28,7 +28,7 @@ class Auditor:
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written.
 
-        `before` are the offsets at which the batch begins. Raises EngineError if the audit does not
+        `before` are the offsets at which the batch begins. Raise EngineError if the audit does not
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
@@ -117,7 +117,7 @@ _PASSED_OVER = (
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:
-    """The counts whose names begin with a prefix, without the prefix."""
+    """Return the counts whose names begin with a prefix, without the prefix."""
     under: dict[str, int] = {}
     for name, number in counts.items():
         if name.startswith(prefix):

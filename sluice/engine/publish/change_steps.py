@@ -76,7 +76,7 @@ class ChangeSteps:
         return json_problem(types[_VALUE]) or ""
 
     def records(self, changes: pa.Table, spark: SparkSession | None) -> pa.Table:
-        """The `key`, `value`, `timestamp` and `_rejected` of each change.
+        """Compute the `key`, `value`, `timestamp` and `_rejected` of each change.
 
         `changes` are the changes of the group, with the columns that lookups have added.
         """
@@ -86,7 +86,10 @@ class ChangeSteps:
         return self.on_spark(spark, changes).toArrow()
 
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
-        """The columns of `records`, computed by Spark. Raises PySparkException if Spark cannot resolve a step."""
+        """Compute the columns of `records` with Spark.
+
+        Raise PySparkException if Spark cannot resolve a step.
+        """
         from sluice.engine.steps.fallible_expressions import with_columns
 
         expressions = ["key AS _key", "time", f"CAST(NULL AS STRING) AS {REJECTED_CHANGE}"]
@@ -147,7 +150,10 @@ class ChangeSteps:
 
     @cached_property
     def _layers(self) -> tuple[Columns, ...]:
-        """The steps as layers of columns. A step replaces the change's value; if it can fail, it sets `_rejected`."""
+        """The steps as layers of columns.
+
+        A step replaces the change's value; if it can fail, it sets `_rejected`.
+        """
         layers: list[Columns] = []
         for number, step in enumerate(self.sink.steps):
             if isinstance(step, Lookup):
@@ -184,7 +190,7 @@ class ChangeSteps:
         return f"STRUCT<{', '.join(fields)}>"
 
     def _with_objects(self, changes: pa.Table) -> pa.Table:
-        """The changes with an additional column `json`: each row's values as a JSON object.
+        """Add a column `json` to the changes: each row's values as a JSON object.
 
         Spark cannot read the row's JSON array: in Spark, all elements of an array have the same
         type, but the row's values may differ in type.
@@ -195,7 +201,7 @@ class ChangeSteps:
 
 
 def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
-    """The layers of a step that can fail.
+    """Return the layers of a step that can fail.
 
     The step is not computed for changes that are rejected already.
     """
@@ -211,12 +217,12 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
-    """The JSON of a store's value in each state row, taken from the row's array of values."""
+    """Return the JSON of a store's value in each state row, from the row's array of values."""
     rows = map(decode_row, changes.column("value").to_pylist())
     return [bytes(row[store_column]).decode() for row in rows]
 
 
 def _object_of(array: str) -> str:
-    """A state row's JSON array as a JSON object: the name of each value is its index."""
+    """Turn a state row's JSON array into a JSON object: the name of each value is its index."""
     values = {str(number): value for number, value in enumerate(decode_row(array))}
     return msgspec.json.encode(values).decode()

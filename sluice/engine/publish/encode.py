@@ -94,16 +94,16 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 
 
 def _may_contain_json_text(values: pa.StringArray) -> bool:
-    """Whether the values contain `JSON_TEXT`. This may also be true if two neighboring values contain a part each.
+    """Whether the values contain `JSON_TEXT`.
 
-    The bytes of all values are searched at once, because a search of each value takes several times
-    as long.
+    This may also be true if two neighboring values contain a part each. The bytes of all values are
+    searched at once, because a search of each value takes several times as long.
     """
     return _JSON_TEXT.search(bytes_of(values).data) is not None
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
-    """The last change of each key and window; all changes if the sink writes every change.
+    """Select the last change of each key and window; all changes if the sink writes every change.
 
     All rows without a key are kept: they have no key by which a later row could replace them.
     """
@@ -137,7 +137,7 @@ def _partitions(
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """The number that the author's function gives for each record's partition."""
+    """Compute the number that the author's function gives for each record's partition."""
 
     def chosen(record: tuple[str | None, str | None]) -> int:
         key, value = record
@@ -151,7 +151,7 @@ def _partitions(
 
 
 def _windows(table: pa.Table) -> Iterator[Bounds]:
-    """The window of each row."""
+    """Return the window of each row."""
     return zip(*(table.column(name).to_pylist() for name in WINDOW), strict=True)
 
 
@@ -174,9 +174,9 @@ def _computed(
     errors: dict[int, str],
     sink: Sink,
 ) -> list[R | None]:
-    """The result of an author's function for each value that is not None.
+    """Call an author's function for each value that is not None.
 
-    If the function fails for a row, adds the row's error to `errors`.
+    If the function fails for a row, add the row's error to `errors`.
     """
     results: list[R | None] = []
     for row, value in enumerate(values):
@@ -209,7 +209,10 @@ def _reject_errors(
     errors: Mapping[int, str],
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Reject the records that could not be encoded, and return the rest. Raise EngineError if `on_error="fail"`."""
+    """Reject the records that could not be encoded, and return the rest.
+
+    Raise EngineError if `on_error="fail"`.
+    """
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise RecordFailed(
@@ -227,7 +230,7 @@ def accepted_records(
     limits: TopicLimits,
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """The encoded records that their topic accepts.
+    """Select the encoded records that their topic accepts.
 
     Sizes are measured before compression, because Kafka compresses several records together:
     whether a record is rejected must not depend on other records. If the sink has
@@ -273,7 +276,7 @@ def _reject(
     sink: Sink, table: pa.Table, refused: Mask, rejected: RejectedOutput, reason: str,
     detail: Callable[[int], str],
 ) -> pa.Table:  # fmt: skip
-    """Add the refused records to `rejected`. Returns the accepted records."""
+    """Add the refused records to `rejected`. Return the accepted records."""
     if not refused.any():
         return table
     errors = {row: detail(row) for row in np.flatnonzero(refused).tolist()}
@@ -281,7 +284,7 @@ def _reject(
 
 
 def headers_with_window(table: pa.Table) -> pa.Array:
-    """The headers of each record, with two more headers for the bounds of the record's window."""
+    """Add two headers to each record's headers: the bounds of the record's window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
 

@@ -50,9 +50,9 @@ class LookupTables:
                 self.values[group_id][key] = value
 
     def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
-        """The changes with a column of JSON per lookup: the table's value for the key, or null.
+        """Add a column of JSON per lookup to the changes: the table's value for the key, or null.
 
-        Omits changes whose key an inner join does not find.
+        Omit changes whose key an inner join does not find.
         """
         for number, step in enumerate(steps):
             if isinstance(step, Lookup):
@@ -65,7 +65,10 @@ class LookupTables:
 
 
 def right_column(step: int) -> str:
-    """The name of the column with the values that a lookup has found; `step` is its number."""
+    """Return the name of the column with the values that a lookup has found.
+
+    `step` is its number.
+    """
     return f"right_{step}"
 
 

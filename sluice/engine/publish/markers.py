@@ -44,7 +44,10 @@ class Writer:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id. A pipeline's generations share it, so that a newer producer fences an older one."""
+        """The transactional id.
+
+        A pipeline's generations share it, so that a newer producer fences an older one.
+        """
         return f"sluice.{self.ref.pipeline}"
 
     @property
@@ -109,17 +112,20 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
-        """The number and the checksum of the records that the batch has written to a topic."""
+        """Return the number and the checksum of the batch's records in a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
     def with_earlier(self) -> Batch:
-        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
+        """Return the batch, with the end offsets of all partitions that were read up to it."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
 def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
+    """Merge end offsets by topic and partition.
+
+    An offset in `later` replaces the partition's offset in `ends`.
+    """
     merged: dict[str, dict[str, int]] = {}
     for topic in {*ends, *later}:
         merged[topic] = {**ends.get(topic, {}), **later.get(topic, {})}
@@ -154,14 +160,14 @@ def encode_registration(info: GenerationInfo) -> bytes:
 
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Return generation → its newest committed marker, for all generations of the writer's pipeline."""
+    """Return the newest committed marker of each generation of the writer's pipeline."""
     return dict(read_marker_topic(kafka, writer).markers)
 
 
 def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
     """Read the newest records of all generations of the writer's pipeline.
 
-    Raises EngineError if a marker cannot be decoded.
+    Raise EngineError if a marker cannot be decoded.
     """
     newest: dict[int, Marker] = {}
     registrations: dict[int, bytes] = {}

@@ -93,7 +93,7 @@ def require_few_failures(
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """A description of a batch's rejected records, with an example for each reason; empty if there are only few."""
+    """Describe a batch's rejected records, with an example for each reason; empty if few."""
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):
@@ -118,7 +118,7 @@ def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """The most frequent reasons, each with its number of records and an example."""
+    """Return the most frequent reasons, each with its number of records and an example."""
     frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
     examples = _examples([reason for reason, _ in frequent], dead_letters)
     texts = []
@@ -153,7 +153,7 @@ def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
 
 
 def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
-    """The headers of each dead letter."""
+    """Return the headers of each dead letter."""
     for table in dead_letters:
         for headers in table.column("headers"):
             texts: dict[str, str] = {}

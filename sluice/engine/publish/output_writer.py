@@ -46,9 +46,10 @@ class Output(Protocol):
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write a batch's records and its marker atomically. Returns the number of records per topic.
+        """Write a batch's records and its marker atomically.
 
-        `state` is what the ledger will publish with the batch.
+        Return the number of records per topic. `state` is what the ledger will publish with the
+        batch.
         """
 
 
@@ -90,7 +91,10 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """All dead letters that `write` must get: those of tasks, and those of steps after operators and stores."""
+        """Return the dead letters that `write` must get.
+
+        These are the dead letters of tasks, and those of steps after operators and stores.
+        """
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -102,9 +106,10 @@ class OutputWriter:
         rejected: RejectedOutput,
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write a batch's output and dead letters, and add the records that cannot be written to `rejected`.
+        """Write a batch's output and dead letters.
 
-        Returns the number of records per topic and of rows per table.
+        Add the records that cannot be written to `rejected`. Return the number of records per topic
+        and of rows per table.
         """
         records, results_of_tables = self._encoded_results(output, rejected)
         records += self._late_records(output.collected, rejected)
@@ -127,7 +132,7 @@ class OutputWriter:
         output: BatchOutput,
         rejected: RejectedOutput,
     ) -> tuple[Records, list[tuple[Sink, pa.Table]]]:
-        """The encoded results of the batch for topics, and its results for tables, not encoded."""
+        """Return the encoded results for topics, and the results for tables, not encoded."""
         records: Records = []
         of_tables: list[tuple[Sink, pa.Table]] = []
         for sink, table in self._results(output):
@@ -152,7 +157,7 @@ class OutputWriter:
         return accepted_records(sink, records, limits, rejected)
 
     def _late_records(self, collected: Collected, rejected: RejectedOutput) -> Records:
-        """The late records of groups.
+        """Return the late records of groups.
 
         They are written as they were read, so they are not encoded.
         """
@@ -169,7 +174,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
-        """The dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
+        """Make records of the dead letters for the pipeline's topic, within its limit of size."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         records: Records = []
@@ -183,7 +188,10 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table. Includes outputs without rows in this batch."""
+        """Destination → output → the rows for the output's table.
+
+        Includes outputs without rows in this batch.
+        """
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
             rows[destination] = {}
@@ -198,10 +206,10 @@ class OutputWriter:
 
 
 def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
-    """The records of a batch for an output of stateless steps, from the tables of all tasks.
+    """Return the records of a batch for an output of stateless steps, from all tasks.
 
-    Returns one table, sorted by position, if the job has operators, because the records of such a
-    job have positions. Also returns one table if only the latest record of each key is written.
+    Return one table, sorted by position, if the job has operators, because the records of such a
+    job have positions. Also return one table if only the latest record of each key is written.
     """
     tables = [*records]
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):
@@ -213,7 +221,7 @@ def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table
 
 
 def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa.Table]]:
-    """The sorted output records of operators, per sink."""
+    """Yield the sorted output records of operators, per sink."""
     for sink in job.operator_sinks:
         pages = [*collected.changes([sink.number])]
         if pages:

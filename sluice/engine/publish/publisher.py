@@ -72,9 +72,9 @@ class IdentityCheck(Protocol):
     """The identity of the run's topics, or a test driver's stand-in."""
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
-        """Raise EngineError if a topic no longer has the records before those that a batch has read.
+        """Raise EngineError if a topic has lost the records before those of a batch.
 
-        Returns all partitions that are read, with their last records up to this batch.
+        Return all partitions that are read, with their last records up to this batch.
         """
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
@@ -256,7 +256,7 @@ class Publisher:
         return phases
 
     def _write_shards(self, state_rows: StateRows) -> Collected:
-        """Write the shards. Returns all tasks' side outputs."""
+        """Write the shards. Return all tasks' side outputs."""
         returned = state_rows.write()
         # The data are not copied: the buffers are parts of the returned table.
         data = [value.as_buffer() for value in returned.column("rows")]
@@ -265,9 +265,9 @@ class Publisher:
     def _settle(
         self, batch: BegunBatch, state_rows: StateRows, collected: Collected
     ) -> BatchResult:
-        """Compute the steps after stores, and make dead letters of the rows on which a step has failed.
+        """Compute the steps after stores. Make dead letters of rows on which a step has failed.
 
-        Raises EngineError if a step with `on_error="fail"` has failed.
+        Raise EngineError if a step with `on_error="fail"` has failed.
         """
         changes: SinkRecords = ()
         rejected = rejected_rows(collected)
@@ -295,9 +295,9 @@ class Publisher:
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
-        """The dead letters of records that could not be read or processed.
+        """Return the dead letters of records that could not be read or processed.
 
-        Raises RecordsRejected if there are too many of them.
+        Raise RecordsRejected if there are too many of them.
         """
         if self._writer is None:
             return []
@@ -357,7 +357,10 @@ class Publisher:
         audit: Audit | None,
         phases: Phases,
     ) -> Snapshot:
-        """Publish the batch's snapshot in the ledger, in one transaction. From then on, readers see the batch."""
+        """Publish the batch's snapshot in the ledger, in one transaction.
+
+        From then on, readers see the batch.
+        """
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
         snapshot = self._snapshot(batch, result.stream_times, counts)
         if audit is not None:

@@ -36,7 +36,7 @@ class StateRows(Protocol):
     def write(self) -> pa.Table:
         """Have each worker's rows computed, and written to its shard.
 
-        Returns the side outputs of all tasks, with the schema `ROW_BATCHES`.
+        Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
 
 
@@ -101,7 +101,10 @@ class ShardWriter:
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
+        """Write the shard.
+
+        Add the count of rows, and the rows that the driver needs, to the side outputs.
+        """
         received = [_rows_of_shard(rows, self.stores) for rows in batches if rows.num_rows]
         if not received:
             return
@@ -127,7 +130,10 @@ class ShardWriter:
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
-        """One sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
+        """Return one sorted row for each key and window.
+
+        It is a group's sum of its rows, or the last change of any other row.
+        """
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
@@ -162,7 +168,7 @@ class ShardWriter:
     ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
-        Returns the number of written rows, and the rows that the driver needs.
+        Return the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
         # once, so only the first worker returns it.
@@ -201,7 +207,10 @@ class ShardWriter:
         return self.totals.combine(group, first, second)
 
     def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
-        """The rows of the groups `wanted`, for the driver, with the time of each row's output record."""
+        """Return the rows of the groups `wanted`, for the driver.
+
+        Each row has the time of its output record.
+        """
         rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
         columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
         groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))
@@ -217,7 +226,10 @@ class ShardWriter:
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """The rows for which the mask is true. If it is true for all rows, as in most batches, nothing is copied."""
+    """Select the rows for which the mask is true.
+
+    If it is true for all rows, as in most batches, nothing is copied.
+    """
     return rows if pc.all(mask).as_py() else rows.filter(mask)
 
 

@@ -27,7 +27,7 @@ class StateTypes:
 
     @classmethod
     def of(cls, stages: Stages, totals: Totals, inputs: Mapping[str, str]) -> Self:
-        """The types of a job's stores and inputs.
+        """Find the types of a job's stores and inputs.
 
         `inputs` gives the types of the columns that the job's groups read.
         """

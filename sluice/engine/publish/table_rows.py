@@ -33,7 +33,7 @@ def table_rows(
     table: pa.Table,
     rejected: RejectedOutput,
 ) -> Rows:
-    """The rows for output records.
+    """Make the rows for output records.
 
     `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds
     if the sink is windowed, else the record's position.
@@ -94,7 +94,10 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
 
 
 def _key(column: Column, key: str) -> Any:
-    """The value for the key's column. The key, a text, becomes a number in a column of numbers."""
+    """Return the value for the key's column.
+
+    The key, a text, becomes a number in a column of numbers.
+    """
     try:
         return column.encode(
             msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode()
@@ -112,7 +115,7 @@ def _is_number(text: str) -> bool:
 
 
 def _row_places(sink: Sink, table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """What identifies each record's row, besides its key.
+    """Return what identifies each record's row, besides its key.
 
     If the sink appends rows, this is the record's position. Otherwise, it is the window's bounds,
     or nothing if the sink has no windows.
@@ -134,7 +137,10 @@ def _reject_errors(
     errors: dict[int, str],
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Reject the records that do not fit, and return the rest. With `on_error="fail"`, raise EngineError instead."""
+    """Reject the records that do not fit, and return the rest.
+
+    With `on_error="fail"`, raise EngineError instead.
+    """
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
-    """Destination → the writer of its tables. Raises SettingsError if a connection has no URL."""
+    """Destination → the writer of its tables. Raise SettingsError if a connection has no URL."""
     lake: dict[str, TableSink] = {}
     for sink in job.sinks:
         if isinstance(sink.table, DeltaTable):
@@ -29,7 +29,10 @@ def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[st
 
 
 def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
-    """Connection → the writer of the job's tables in its database. Raises SettingsError if a connection has no URL."""
+    """Make the writer of the job's tables in each database: connection → writer.
+
+    Raise SettingsError if a connection has no URL.
+    """
     if not job.connections:
         return {}
     # Imported only here, because the import takes 45 ms, and most pipelines write no such tables.
@@ -55,14 +58,14 @@ def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
 
 
 def declared_columns(sink: Sink) -> Sequence[Column]:
-    """The columns of a sink's table if Sluice creates it."""
+    """Return the columns of a sink's table if Sluice creates it."""
     if isinstance(sink.table, DeltaTable):
         return delta_target(sink).declared
     return postgres_target(sink).declared
 
 
 def postgres_target(sink: Sink) -> PostgresTarget:
-    """The table of a database that a sink writes."""
+    """Return the table of a database that a sink writes."""
     from sluice.sinks.postgres_sink import PostgresTarget
 
     assert isinstance(sink.table, PostgresTable)
@@ -70,6 +73,6 @@ def postgres_target(sink: Sink) -> PostgresTarget:
 
 
 def delta_target(sink: Sink) -> DeltaTarget:
-    """The Delta table that a sink writes."""
+    """Return the Delta table that a sink writes."""
     assert isinstance(sink.table, DeltaTable)
     return DeltaTarget(sink.topic, sink.at, sink.table, sink.is_windowed, sink.columns)

@@ -180,7 +180,7 @@ class TransactionalOutput:
         self._producer.purge()
 
     def register(self, info: GenerationInfo) -> None:
-        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
+        """Write a generation's registration with the next batch, unless it is written already."""
         registration = encode_registration(info)
         if registration != self.topic.registrations.get(info.generation):
             self._registration = registration
@@ -191,13 +191,14 @@ class TransactionalOutput:
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState = NOTHING_PUBLISHED,
     ) -> dict[str, int]:
-        """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
+        """Write the batch's records atomically.
 
-        `state` is what the ledger will publish with the batch. Returns the number of records per
-        topic. A retried batch does not write its records again, except to topics that were added to
-        the pipeline after the batch was written. Raises BatchDiffers if the records for the other
-        topics differ from the records that were written. Raises WentBack if this or a later batch
-        was written with other records, because the ledger no longer knows it.
+        They are a table of `key`, `value` and optionally `headers` per topic. `state` is what the
+        ledger will publish with the batch. Return the number of records per topic. A retried batch
+        does not write its records again, except to topics that were added to the pipeline after the
+        batch was written. Raise BatchDiffers if the records for the other topics differ from the
+        records that were written. Raise WentBack if this or a later batch was written with other
+        records, because the ledger no longer knows it.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
@@ -297,7 +298,7 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than those that were written before.
+        """Raise BatchDiffers if a retried batch has other records than its first attempt.
 
         Compares only the topics to which the pipeline still writes.
         """
@@ -318,7 +319,10 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client accepts no more records because the broker has rejected a record."""
+        """Raise the broker's error if it has rejected a record.
+
+        The client then accepts no more records.
+        """
         try:
             yield
         except KafkaException as error:
@@ -335,7 +339,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all batches written before, including batches of earlier generations."""
+        """The end offsets of all batches written before, also those of earlier generations."""
         return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
 
     @property
@@ -359,9 +363,9 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the pipeline that have not noticed the loss of their lease from writing any more output.
+    """Keep drivers that have not noticed the loss of their lease from writing output.
 
-    Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
+    Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
@@ -370,7 +374,7 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
-    """Settings for a fast producer with batches no larger than the topics' limits."""
+    """Return settings for a fast producer with batches no larger than the topics' limits."""
     # Kafka applies a topic's limit to batches of records, not to single records. So no batch may be
     # larger than the smallest limit.
     sizes = [limit.size for limit in limits.values()]
@@ -378,7 +382,7 @@ def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | boo
 
 
 def checksum(table: pa.Table) -> int:
-    """The sum of the records' digests, which does not depend on the order of the records."""
+    """Sum up the records' digests. The sum does not depend on the order of the records."""
     return sum(chunk.checksum for chunk in _chunks(table))
 
 
@@ -411,7 +415,10 @@ class _Chunk:
         return sum(map(xxh3_64_intdigest, _without_nulls(self.values), of_keys))
 
     def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
-        """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
+        """Yield the arguments of `produce` for each record, in order.
+
+        `partitions` is the topic's number of partitions.
+        """
         columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
         # The client chooses the partition by the key if the partition is -1, and sets the current
         # time if the timestamp is 0.
@@ -451,7 +458,7 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
 
 
 def _without_nulls(values: list[bytes | None]) -> list[bytes]:
-    """The values, with empty bytes in place of nulls."""
+    """Replace nulls by empty bytes."""
     return [value or b"" for value in values]
 
 
@@ -490,7 +497,10 @@ def _produce(
 
 
 def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -> None:
-    """Call `produce` with these arguments. If the client's queue is full, wait until it has sent some records."""
+    """Call `produce` with these arguments.
+
+    If the client's queue is full, wait until it has sent some records.
+    """
     slow_at = time.monotonic() + _SLOW_S
     while True:
         try:
@@ -504,7 +514,7 @@ def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -
 
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:
-    """The headers of each record as pairs; None for a record without headers.
+    """Yield the headers of each record as pairs; None for a record without headers.
 
     Records that follow each other often have the same headers, such as the bounds of a window. They
     share one list.
@@ -524,9 +534,9 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 
 
 def _first_with_headers(records: pa.ListArray) -> Indices:
-    """The first record, and the records that have other headers than the record before them.
+    """Return the first record, and those whose headers differ from the preceding record's.
 
-    Returns all records if their numbers of headers differ, or if they have no headers.
+    Return all records if their numbers of headers differ, or if they have no headers.
     """
     lengths = np.asarray(pc.fill_null(pc.list_value_length(records), 0))
     length = int(lengths[0]) if len(records) else 0
@@ -543,5 +553,5 @@ def _first_with_headers(records: pa.ListArray) -> Indices:
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
-    """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
+    """Return the size of the largest dead letter of records within the topics' limits."""
     return max(limit.size for limit in limits.values()) + _DEAD_LETTER_HEADERS

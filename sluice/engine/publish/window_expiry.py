@@ -25,7 +25,10 @@ class ExpiringWindows:
 
 
 def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int) -> None:
-    """Remove the windows whose retention ends in a batch. `times` are the stream times after the batch."""
+    """Remove the windows whose retention ends in a batch.
+
+    `times` are the stream times after the batch.
+    """
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)
@@ -41,7 +44,7 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
 
 
 def expiring_windows(job: Job) -> Iterator[ExpiringWindows]:
-    """The windows of a job that have a retention."""
+    """Return the windows of a job that have a retention."""
     for group in job.groups:
         if group.retention_ms is not None:
             yield ExpiringWindows(group.number, group.name, group.topics, group.retention_ms)

@@ -84,7 +84,10 @@ class ValueDecoder:
         return JsonColumns.of(self.source)
 
     def runs(self, texts: pa.Array) -> Iterable[Run]:
-        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one."""
+        """Divide the texts of a batch into runs.
+
+        Some are decoded to columns already, the others are to be decoded one by one.
+        """
         if self._json_columns is None:
             return [Run(0, len(texts), None)]
         return self._json_columns.runs(texts)
@@ -95,7 +98,7 @@ class ValueDecoder:
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
-        """The row numbers of valid values, the valid values, and dead letters for the other rows."""
+        """Return the numbers and the values of valid rows, and dead letters for the others."""
         decoded = self._decode_each(raw)
         if self._is_json:
             self._refuse_ambiguous_json(raw, decoded)
@@ -150,9 +153,10 @@ class ValueDecoder:
         return self.source.decode is not None or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
-        """Call an author's decoder. Raises ValidationError for a value that is not of the contract's type.
+        """Call an author's decoder.
 
-        Returns a copy, because the decoder may use the same object for the next record.
+        Raise ValidationError for a value that is not of the contract's type. Return a copy, because
+        the decoder may use the same object for the next record.
         """
         value = decode(data)
         expected: type = object
@@ -178,10 +182,11 @@ class ValueDecoder:
         return msgspec.convert(plain, self.source.value_class)
 
     def _refuse_ambiguous_json(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
-        """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
+        """Reject JSON that a contract does not allow.
 
-        msgspec accepts such JSON: it takes the last of two fields, and does not look into fields
-        outside the contract.
+        It is nested too deep, has a field twice, or has an amount as text that is not a plain
+        number. msgspec accepts such JSON: it takes the last of two fields, and does not look into
+        fields outside the contract.
         """
         if self._quotes_prove_unambiguous(raw, decoded):
             return
@@ -255,7 +260,7 @@ class ValueDecoder:
         decoded.reject(errors)
 
     def _present(self, values: list[Any]) -> list[Any]:
-        """The values that are not null."""
+        """Return the values that are not null."""
         return (
             [value for value in values if value is not None] if self.source.keeps_nulls else values
         )
@@ -270,7 +275,10 @@ class ValueDecoder:
         return True
 
     def _have_usual_years(self, values: list[Any]) -> bool:
-        """Whether all times are in the years 2 to 9998: a change of zone then keeps them in the years 1 to 9999."""
+        """Whether all times are in the years 2 to 9998.
+
+        A change of zone then keeps them in the years 1 to 9999.
+        """
         if self.source.contract is None:
             return True
         try:
@@ -343,7 +351,10 @@ class ValueDecoder:
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Each decimal of the contract: its path, its digits, and the function that collects it from values."""
+        """Yield each decimal of the contract.
+
+        It has a path, digits, and a function that collects it from values.
+        """
         return [
             (part.path, Amounts(*part.digits), part.collector())
             for part in contract_parts.parts_of(self.source.value_class)
@@ -370,9 +381,9 @@ class ValueDecoder:
         values: Values,
         kafka_keys: pa.Array,
     ) -> pa.Array:
-        """The job's column for a field.
+        """Return the job's column for a field.
 
-        Raises ValueError if a value does not fit the column, and UnusableKeyError if a value cannot
+        Raise ValueError if a value does not fit the column, and UnusableKeyError if a value cannot
         be a key.
         """
         match field.holds:

@@ -13,7 +13,10 @@ from sluice.values.json_limits import MOST_LEVELS
 
 
 def refuse_duplicates(text: bytes) -> Any:
-    """Decode JSON, with numbers as text. Raises DuplicateField, with the field's name, if a field occurs twice."""
+    """Decode JSON, with numbers as text.
+
+    Raise DuplicateField, with the field's name, if a field occurs twice.
+    """
 
     def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = Counter(name for name, _ in fields)
@@ -30,7 +33,7 @@ class DuplicateField(ValueError):
 
 
 def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
-    """The reason code and the detail for a value that could not be decoded."""
+    """Return the reason code and the detail for a value that could not be decoded."""
     if text is None:
         return "null_value", "the value is null"
     if not text:
@@ -53,7 +56,10 @@ def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
 
 
 def _has_unpaired_surrogate(text: bytes) -> bool:
-    """Whether the text is valid JSON except for an unpaired surrogate, which msgspec calls truncated or invalid."""
+    """Whether the text is valid JSON except for an unpaired surrogate.
+
+    msgspec calls such a text truncated or invalid.
+    """
     if b"\\u" not in text:
         return False
     try:

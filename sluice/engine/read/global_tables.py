@@ -41,7 +41,10 @@ class TableReader(Reader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool) -> TableReader:
-        """A reader of the job's global tables. If `interleaved`, the records have their order in `sequence`."""
+        """Make a reader of the job's global tables.
+
+        If `interleaved`, the records have their order in `sequence`.
+        """
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
         # Some joins need the order of records, so they read these tables as streams, too. The
@@ -84,7 +87,10 @@ class TableReader(Reader):
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
-        """The key of a record. Raises UnusableKeyError if the record has no key, or its key cannot be a table's key."""
+        """Return the key of a record.
+
+        Raise UnusableKeyError if the record has no key, or its key cannot be a table's key.
+        """
         # If the key is a field of the value, Kafka's key is not used, and need not be text.
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
@@ -105,10 +111,10 @@ class TableReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """The indices of records that the reader of streams rejects, if it reads this topic, too.
+        """Find the records that the reader of streams rejects, if it reads this topic, too.
 
-        The reader of streams counts these records and makes their dead letters. Operators do not
-        get them, so the table must not get them either.
+        Return their indices. The reader of streams counts these records and makes their dead
+        letters. Operators do not get them, so the table must not get them either.
         """
         if output.topic not in self.uncounted:
             return set()
@@ -140,7 +146,10 @@ class TableReader(Reader):
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
-    """The values as state rows hold them: each is a JSON array of one value, or null for a null."""
+    """Return the values as state rows hold them.
+
+    Each is a JSON array of one value, or null for a null.
+    """
     present = decoder.columns.json([value for value in values if value is not None])
     # The index of each value in `present`; null for a value that is null.
     places: list[int | None] = []
@@ -153,7 +162,7 @@ def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The state rows as rows for shards. The `path` of a row orders the changes of its key."""
+    """Turn state rows into rows for shards. The `path` of a row orders the changes of its key."""
     for batch in batches:
         columns = {name: batch.column(name) for name in ("key", "value")}
         columns |= {"target": batch.column("group_id"), "path": batch.column("position")}
@@ -167,7 +176,10 @@ def _is_unusable(key: Key) -> bool:
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:
-    """The positions of one partition's records, as bytes with the same order: sequence, partition, offset."""
+    """Return the positions of one partition's records, as bytes with the same order.
+
+    A position consists of sequence, partition and offset.
+    """
     sequences = batch.column("sequence").to_pylist()
     offsets = batch.column("offset").to_pylist()
     positions: list[bytes] = []

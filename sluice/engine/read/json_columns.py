@@ -96,7 +96,7 @@ class JsonColumns:
 
     @classmethod
     def of(cls, source: Source) -> JsonColumns | None:
-        """The reader of a source's values; None if its contract cannot be read in this way."""
+        """Make the reader of a source's values; None if its contract cannot be read in this way."""
         if source.contract is None or source.decode is not None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
@@ -137,7 +137,10 @@ class JsonColumns:
         return values
 
     def _read(self, texts: pa.Array) -> pa.RecordBatch:
-        """The values of texts. Raises _UnsureError or one of Arrow's errors if any of them may be invalid."""
+        """Read the values of texts.
+
+        Raise _UnsureError or one of Arrow's errors if any of them may be invalid.
+        """
         # Each text begins and ends like an object. If all of them together are as many objects,
         # each is one object: no object can go on in the next text, because no comma is between
         # them.
@@ -156,7 +159,7 @@ class JsonColumns:
         return pa.RecordBatch.from_pydict(columns)
 
     def _parsed(self, texts: pa.Array, lines: pa.Buffer) -> pa.Table:
-        """The fields of texts, in Arrow's types. No field occurs twice.
+        """Parse the fields of texts to Arrow's types. No field occurs twice.
 
         Arrow refuses duplicates only within fields that it reads, so it reads the fields that the
         contract lacks, too.
@@ -171,7 +174,7 @@ class JsonColumns:
         return _parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
-        """The fields of the contract, and those that some of the texts have besides."""
+        """Return the fields of the contract, and those that some of the texts have besides."""
         # Arrow would crash if the unknown fields were nested very deep.
         for text in sample.to_pylist():
             _require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
@@ -200,10 +203,10 @@ class JsonColumns:
         return names
 
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
-        """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
+        """Raise _UnsureError if an amount may be written as text.
 
-        `strings` is the number of names and strings that the fields of the contract surely have in
-        the lines.
+        Arrow does not check how it is written. `strings` is the number of names and strings that
+        the fields of the contract surely have in the lines.
         """
         if not self._amounts or _count(lines, '"') == 2 * strings:
             return
@@ -212,7 +215,7 @@ class JsonColumns:
             _require(re.search(b'"%b"\\s*:\\s*"' % re.escape(name.encode()), lines) is None)
 
     def _column(self, kind: inspect.Type, values: pa.Array) -> pa.Array:
-        """The column of a field's values in Arrow's type."""
+        """Return the column of a field's values in Arrow's type."""
         match kind:
             case inspect.DateType():
                 days = values.cast(pa.date32())
@@ -229,7 +232,7 @@ class JsonColumns:
                 return values
 
     def _times(self, texts: pa.Array) -> pa.Array:
-        """The times of texts. Either none of them has a zone, or each has the zone Z."""
+        """Parse the times of texts. Either none of them has a zone, or each has the zone Z."""
         zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
         _require(bool(zone) or self.is_utc)
         _require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
@@ -250,7 +253,10 @@ def _require_all(mask: pa.Array) -> None:
 
 
 def _require_unicode(lines: pa.Buffer) -> None:
-    """Raise _UnsureError if the JSON may have strings that are not Unicode, which Arrow does not check."""
+    """Raise _UnsureError if the JSON may have strings that are not Unicode.
+
+    Arrow does not check this.
+    """
     _require(not _count(lines, "\\") or _SURROGATE.search(lines) is None)
     try:
         if np.frombuffer(lines, np.uint8).max() > _LAST_ASCII:
@@ -299,9 +305,9 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array]) -> int:
-    """The number of names and strings in the JSON of fields that are not null.
+    """Count the names and strings in the JSON of fields that are not null.
 
-    Raises _UnsureError if one of the values may be invalid.
+    Raise _UnsureError if one of the values may be invalid.
     """
     count = 0
     for each, column in zip(fields, columns, strict=True):
@@ -315,7 +321,10 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
 
 
 def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
-    """The number of strings in the JSON of values, none of which is null. Raises _UnsureError as `_count_strings`."""
+    """Count the strings in the JSON of values, none of which is null.
+
+    Raise _UnsureError if one of the values may be invalid.
+    """
     match kind:
         case inspect.ListType() | inspect.VarTupleType():
             items = values.flatten()

@@ -21,7 +21,7 @@ def is_more_than_fields(kind: ObjectType) -> bool:
 
 
 def present(kind: inspect.Type) -> inspect.Type:
-    """The type of the values that are not null."""
+    """Return the type of the values that are not null."""
     if isinstance(kind, inspect.UnionType):
         members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
         if len(members) == 1 < len(kind.types):
@@ -34,14 +34,17 @@ def may_be_null(kind: inspect.Type) -> bool:
 
 
 def may_be_missing(each: inspect.Field) -> bool:
-    """Whether a field that is missing is null. Arrow cannot tell a field that is missing from one that is null."""
+    """Whether a field that is missing is null.
+
+    Arrow cannot tell a field that is missing from one that is null.
+    """
     return (
         may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
     )
 
 
 def parsed_type(kind: inspect.Type) -> pa.DataType | None:
-    """The type in which Arrow parses a field: text for times."""
+    """Return the type in which Arrow parses a field: text for times."""
     kind = present(kind)
     if isinstance(kind, inspect.DateTimeType | inspect.DateType):
         return pa.string()
@@ -51,7 +54,7 @@ def parsed_type(kind: inspect.Type) -> pa.DataType | None:
 
 
 def column_type(kind: inspect.Type) -> pa.DataType | None:
-    """The type of a field's column; None if its values cannot be read."""
+    """Return the type of a field's column; None if its values cannot be read."""
     kind = present(kind)
     if isinstance(kind, inspect.DateType):
         return pa.date32()
@@ -62,7 +65,10 @@ def column_type(kind: inspect.Type) -> pa.DataType | None:
 
 
 def _part_type(kind: inspect.Type) -> pa.DataType | None:
-    """The Arrow type of a number, text, list or object; None if values of this type cannot be read."""
+    """Return the Arrow type of a number, text, list or object.
+
+    None if values of this type cannot be read.
+    """
     match present(kind):
         case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
             return pa.int64()
@@ -93,7 +99,10 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
 
 
 def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """The declared type, with the fields that were found besides, in types that take as many values as possible."""
+    """Add the fields that were found besides to the declared type.
+
+    Their types take as many values as possible.
+    """
     if pa.types.is_struct(declared):
         names = {each.name for each in declared.fields}
         fields = [
@@ -110,7 +119,7 @@ def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataTyp
 
 
 def _widest(found: pa.DataType) -> pa.DataType:
-    """A type for the values of an unknown field, of which some had the type `found`."""
+    """Return a type for the values of an unknown field, of which some had the type `found`."""
     if pa.types.is_struct(found):
         return pa.struct([(each.name, _widest(each.type)) for each in found.fields])
     if pa.types.is_list(found):
@@ -121,5 +130,5 @@ def _widest(found: pa.DataType) -> pa.DataType:
 
 
 def count_parts(found: pa.DataType) -> int:
-    """The number of a type's parts at all levels."""
+    """Count the parts of a type at all levels."""
     return 1 + sum(count_parts(found.field(number).type) for number in range(found.num_fields))

@@ -60,9 +60,9 @@ class KafkaRecords:
 
 
 def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """The committed records of ranges, one range after the other, in record batches of `RECORDS`.
+    """Read the committed records of ranges, one range after the other.
 
-    Raises the errors of `RangeReader.read`.
+    Yield record batches of `RECORDS`. Raise the errors of `RangeReader.read`.
     """
     if not ranges:
         return

@@ -47,13 +47,19 @@ class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
+        """Partition → the first offset with a timestamp of at least `time`.
+
+        Omit partitions without such an offset.
+        """
 
     def latest(self) -> int:
-        """An upper bound of the records' timestamps."""
+        """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start offset.
+
+        Read all records up to the backlog's end if there are fewer.
+        """
 
 
 @dataclass
@@ -79,7 +85,7 @@ class Backlog:
         return sum(self.ends[partition] - self.position[partition] for partition in self.partitions)
 
     def batches(self, most_records: Callable[[], int]) -> Iterator[Offsets]:
-        """The end offsets of the batches that together read the whole backlog.
+        """Yield the end offsets of the batches that together read the whole backlog.
 
         A batch has at most as many records as `most_records` says when its end is searched.
         """
@@ -100,7 +106,7 @@ class Backlog:
             yield self.position
 
     def _first(self) -> int:
-        """The smallest sequence of the backlog."""
+        """Return the smallest sequence of the backlog."""
         starts: dict[Partition, int] = {}
         for partition in self.partitions:
             if self.position[partition] < self.ends[partition]:
@@ -113,14 +119,15 @@ class Backlog:
         return min(firsts, default=BEFORE_ALL)
 
     def _lowest_sequence(self, partition: Partition) -> int:
-        """A lower bound of the sequences of a partition's records from its position on."""
+        """Return a lower bound of the sequences of a partition's records from its position on."""
         return max(self.largest_timestamps.get(partition, BEFORE_ALL), self._since)
 
     def _by_index(self, most: int, aim: float) -> dict[Partition, int] | None:
-        """The end offsets of a batch of about `aim` records, found with Kafka's index; None if the index does not help.
+        """Find the end offsets of a batch of about `aim` records with Kafka's index.
 
-        This is a binary search for the time at which the batch ends: by the index, a batch that
-        ends at time `low` has too few records, and a batch that ends at time `high` has too many.
+        Return None if the index does not help. This is a binary search for the time at which the
+        batch ends: by the index, a batch that ends at time `low` has too few records, and a batch
+        that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -141,7 +148,7 @@ class Backlog:
         return self._exact_ends(low, best, most - low_count) if low_count else None
 
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
-        """The index's offsets, limited to the backlog.
+        """Limit the index's offsets to the backlog.
 
         If a partition has had a timestamp of at least `time` before its position, the batch takes
         no records from it: their sequences are at least `time`, too.
@@ -156,9 +163,10 @@ class Backlog:
         return limited
 
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
-        """The offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
+        """Find the offset of each partition's first record with a sequence of at least `time`.
 
-        Returns None if the search adds more than `spare` records to the batch.
+        The search begins at `starts`. Return None if it adds more than `spare` records to the
+        batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -188,9 +196,10 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Partition, int]:
-        """The end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
+        """Find the end offsets of a batch by reading timestamps.
 
-        If more than `most` records have the smallest sequence, the batch ends among them.
+        These are the timestamps of its records, and of a few records after them. If more than
+        `most` records have the smallest sequence, the batch ends among them.
         """
         read: list[_PartitionRead] = []
         for partition in self.partitions:
@@ -252,17 +261,17 @@ class _PartitionRead:
         self.complete = stretch.complete
 
     def end_after(self, count: int) -> int:
-        """The end offset of a batch that takes the first `count` records."""
+        """Return the end offset of a batch that takes the first `count` records."""
         if count < len(self.offsets):
             return int(self.offsets[count])
         return self.end if self.complete else self.next
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
-    """For each partition, the sequences of its first records: those that precede every record not read so far.
+    """Return the sequences of each partition's first records.
 
-    Only the order of these records is certain. An unread record may come before any of the other
-    records that were read.
+    These precede every record that has not been read so far. Only the order of these records is
+    certain. An unread record may come before any of the other records that were read.
     """
     incomplete: list[tuple[int, int]] = []
     for number, partition in enumerate(read):

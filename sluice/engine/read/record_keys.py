@@ -57,13 +57,19 @@ class RecordKeys:
         return self.columns.source
 
     def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
-        """Kafka keys as text. A key that cannot be decoded becomes the error that its decoder raised."""
+        """Kafka keys as text.
+
+        A key that cannot be decoded becomes the error that its decoder raised.
+        """
         if self.source.key_decode is None:
             return key_texts(raw)
         return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
 
     def of_field(self, values: Values, name: str) -> pa.Array:
-        """The texts of a field as a key. Raises UnusableKeyError if a value cannot be a key."""
+        """Return the texts of a field as a key.
+
+        Raise UnusableKeyError if a value cannot be a key.
+        """
         column = self.columns.column(values, name)
         try:
             keys = _key_texts_of_column(column)
@@ -78,9 +84,9 @@ class RecordKeys:
         return keys
 
     def of_records(self, values: Values, kafka_keys: pa.Array) -> pa.Array:
-        """The keys of records of a source whose key is a field, or several fields.
+        """Return the keys of records of a source whose key is a field, or several fields.
 
-        Raises UnusableKeyError if any record has no key.
+        Raise UnusableKeyError if any record has no key.
         """
         name = self.source.key
         assert name is not None
@@ -104,7 +110,7 @@ class RecordKeys:
         return keys
 
     def _of_fields(self, values: Values) -> pa.Array:
-        """The texts of keys of several fields. A table's row needs all of them."""
+        """Return the texts of keys of several fields. A table's row needs all of them."""
         names, key = self.source.key_fields, self.source.key or ""
         columns = [self.columns.column(values, name) for name in names]
         try:
@@ -118,10 +124,11 @@ class RecordKeys:
         return keys
 
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
-        """The key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
+        """Decode the key that a record without a value deletes from Kafka's key.
 
-        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a
-        key of several fields, Kafka's key is a JSON object with all of them.
+        Such a record has no fields. Kafka's key is the field's value as text or as JSON, or a JSON
+        object with the field. For a key of several fields, Kafka's key is a JSON object with all of
+        them.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -177,7 +184,7 @@ class RecordKeys:
         return msgspec.convert(text, self._type_of(name))
 
     def _field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """The function that decodes a key field's JSON, and the function that checks the amounts in it."""
+        """Return the functions that decode a key field's JSON and check its amounts."""
         if name not in self._field_decoders:
             self._field_decoders[name] = self._new_field_decoder(name)
         return self._field_decoders[name]
@@ -205,7 +212,10 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """A column's values as texts for keys: the same texts as an SQL expression makes from the column."""
+    """Return a column's values as texts for keys.
+
+    An SQL expression makes the same texts from the column.
+    """
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:
@@ -218,7 +228,10 @@ _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
-    """The members of a JSON object; None if the text is not JSON. Raises ValueError if a member occurs twice."""
+    """Parse the members of a JSON object; None if the text is not JSON.
+
+    Raise ValueError if a member occurs twice.
+    """
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         refuse_duplicates(text)
@@ -230,7 +243,7 @@ def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
 
 
 def _accept(value: Any) -> None:
-    """The check for a type without amounts: it accepts every value."""
+    """Accept every value: the check for a type without amounts."""
 
 
 def _decoded_by_author(

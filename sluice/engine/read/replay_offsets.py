@@ -20,9 +20,9 @@ def sources_from_point(
     begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
-    """The sources, with the streams' first offsets moved to the point at which a replay begins.
+    """Move the first offsets of streams to the point at which a replay begins.
 
-    A table's state needs all of the table's records, so the first offsets of tables stay. Raises
+    A table's state needs all of the table's records, so the first offsets of tables stay. Raise
     EngineError if the point has an offset of a partition that the streams do not have.
     """
     streams = set(streams)
@@ -40,9 +40,9 @@ def offsets_at(
     topics: Mapping[str, Topic],
     kafka: Mapping[str, str],
 ) -> dict[Partition, int]:
-    """The offsets at a point other than the beginning.
+    """Return the offsets at a point other than the beginning.
 
-    Raises EngineError if the point has an offset of a partition that is not in `topics`.
+    Raise EngineError if the point has an offset of a partition that is not in `topics`.
     """
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
@@ -62,7 +62,7 @@ def offsets_at(
 
 
 def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
-    """The first offsets of all partitions (0), or their end offsets (1)."""
+    """Return the first offsets of all partitions (0), or their end offsets (1)."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
         for number, first_and_end in enumerate(topic.ends):
@@ -74,7 +74,7 @@ def sources_from_topics(
     recorded: Iterable[SourcePartition],
     now: Mapping[str, Topic],
 ) -> Iterator[SourcePartition]:
-    """The topics' current partitions, each with the offset at which to begin.
+    """Return the topics' current partitions, each with the offset at which to begin.
 
     A partition begins at its recorded first offset. If no offset is recorded, or if the topic no
     longer has the record at this offset, the partition begins at the first record that it still
@@ -96,7 +96,7 @@ def require_records(
     now: Mapping[str, Topic],
     read: Positions,
 ) -> None:
-    """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
+    """Raise InputError if the topics have lost records of `sources` up to `read`."""
     if lost := list(_lost(sources, now, read)):
         raise InputError(
             f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
@@ -110,7 +110,10 @@ def ends_of(
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Topic → for each partition, the first offset to read and the offset after the last record to read."""
+    """Return the range to read of each topic's partitions.
+
+    A range is the first offset, and the offset after the last record.
+    """
     firsts = {(source.topic, source.partition): source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():
@@ -125,7 +128,7 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """The positions of existing partitions, limited to each partition's range (first offset, end)."""
+    """Limit the positions of existing partitions to each partition's range (first offset, end)."""
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

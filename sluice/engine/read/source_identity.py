@@ -67,7 +67,7 @@ class SourceIdentity:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
 
         `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished
-        batch that will be retried. Returns the offsets at which the generation began to read each
+        batch that will be retried. Return the offsets at which the generation began to read each
         partition.
         """
         topics = describe_topics(self.kafka, self.topics)
@@ -99,7 +99,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, Topic]) -> None:
-        """Raise InputError if the last record that the pipeline has read has been replaced by another record.
+        """Raise InputError if another record has replaced the last record that was read.
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
@@ -155,7 +155,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """The newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
+        """Find the newest end of a batch whose last record is unchanged; None if none is known."""
         if self.audits is None:
             return None
         for audit in reversed(self.audits.all(self.ref)):
@@ -183,8 +183,8 @@ class SourceIdentity:
         `read` are the partitions of the batch, which is not published yet. A partition that was cut
         off and has grown again has new records under a new leader epoch. So only if the epoch has
         changed since the last record of the batches before, this record is compared. `ids`: topic →
-        its id now; by default, this method asks a broker. Returns all partitions that the
-        generation reads, with their last records up to this batch.
+        its id now; by default, this method asks a broker. Return all partitions that the generation
+        reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
         if ids is None:
@@ -254,7 +254,7 @@ class SourceIdentity:
 
 
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
-    """The topics' current ids and offsets. Omits topics that do not exist."""
+    """Return the topics' current ids and offsets. Omit topics that do not exist."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:

@@ -64,7 +64,10 @@ class PartitionOutput:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Split a batch by partition: a batch from Kafka has one partition, but a batch from a test driver has several."""
+    """Split a batch by partition.
+
+    A batch from Kafka has one partition, but a batch from a test driver has several.
+    """
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
@@ -78,7 +81,10 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
 
 
 def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRecord:
-    """Return the last of a partition's records. `earlier` is the last of those that the task has read before them."""
+    """Return the last of a partition's records.
+
+    `earlier` is the last of those that the task has read before them.
+    """
     last = records.slice(records.num_rows - 1)
     offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
     fingerprint = record_fingerprint(key, value, _milliseconds(last)[0].as_py())
@@ -87,7 +93,7 @@ def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRec
 
 
 def _leader_epoch(records: pa.RecordBatch) -> int:
-    """Return the leader epoch of the first record; -1 if it is unknown, as it is in a test driver."""
+    """Return the leader epoch of the first record; -1 if unknown, as in a test driver."""
     if "leader_epoch" not in records.schema.names:
         return -1
     epoch: int | None = records.column("leader_epoch")[0].as_py()
@@ -95,7 +101,7 @@ def _leader_epoch(records: pa.RecordBatch) -> int:
 
 
 def _milliseconds(records: pa.RecordBatch) -> pa.Array:
-    """The records' Kafka timestamps, in epoch ms."""
+    """Return the records' Kafka timestamps, in epoch ms."""
     timestamps = records.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False)
     return timestamps.cast(pa.int64())
 
@@ -153,7 +159,7 @@ class Reader:
         output: PartitionOutput,
         start: BatchStart,
     ) -> pa.RecordBatch:
-        """The records with their sequence: the largest Kafka timestamp so far in their partition.
+        """Add the records' sequence: the largest Kafka timestamp so far in their partition.
 
         The largest timestamp is kept from batch to batch. Rejected records count, too, as in
         `ordered_backlog`.
@@ -205,7 +211,10 @@ class StreamReader(Reader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
-        """A reader of the job's streams. If `interleaved`, the records have their order in the column `sequence`."""
+        """Make a reader of the job's streams.
+
+        If `interleaved`, the records have their order in the column `sequence`.
+        """
         decoders = {source.topic: ValueDecoder(source) for source in job.streams}
         # If a step fails after this task, the dead letter needs the record's
         # original key, value and headers.
@@ -269,7 +278,7 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> dict[str, pa.Array] | None:
-        """The rows' columns, or None if not all records fit the columns and have valid event times."""
+        """Return the rows' columns; None unless all records fit and have valid event times."""
         try:
             columns = self._columns(decoder, records, values, output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
@@ -279,7 +288,10 @@ class StreamReader(Reader):
     def _decode_each(
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> dict[str, pa.Array]:
-        """The columns of the valid records among those of a batch. The other records are rejected."""
+        """Decode the records of a batch one by one.
+
+        Return the columns of the valid records. The other records are rejected.
+        """
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
@@ -319,8 +331,9 @@ class StreamReader(Reader):
         *,
         replace_invalid: bool = False,
     ) -> dict[str, pa.Array]:
-        """The rows' columns. With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
+        """Return the rows' columns.
 
+        With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
         `clock` is the time at which the batch began, in epoch ms.
         """
         source = decoder.source
@@ -393,7 +406,10 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """For each record, the reason why it is rejected, or None. Used if some record does not fit the columns."""
+        """For each record, the reason why it is rejected, or None.
+
+        Used if some record does not fit the columns.
+        """
         problems: Problems = [None] * len(values)
         fits = partial(self._fit, decoder, records, values, output, clock)
         for place in failing_places(len(values), fits):
@@ -434,7 +450,7 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> tuple[str, str] | None:
-        """The reason why a single record is rejected, or None."""
+        """Return the reason why a single record is rejected, or None."""
         (key,) = decoder.keys.decode(record.column("key").to_pylist())
         if (
             "_key" in self.metadata
@@ -457,9 +473,9 @@ def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """The last header of each name, with its value as text; None for a value that is not UTF-8.
+    """Return the last header of each name as text; None for a value that is not UTF-8.
 
-    Returns None for a record without headers.
+    Return None for a record without headers.
     """
     if not text:
         return None

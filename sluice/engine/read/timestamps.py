@@ -40,7 +40,7 @@ _LAST_MS = (2**63 - 1) // 1_000
 
 
 def timestamps_of(messages: Sequence[Message]) -> Times:
-    """The timestamps of records, epoch ms.
+    """Return the timestamps of records, epoch ms.
 
     A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that
     does not fit 64 bits in microseconds becomes the nearest number that fits, so it stays far in
@@ -53,7 +53,7 @@ def timestamps_of(messages: Sequence[Message]) -> Times:
 
 
 def end_offsets(kafka: Mapping[str, str], partitions: Iterable[Partition]) -> dict[Partition, int]:
-    """The offset after each partition's last committed record."""
+    """Return the offset after each partition's last committed record."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     listed = _listed(kafka, partitions, latest)
     return {(place.topic, place.partition): result.offset for place, result in listed.items()}
@@ -64,7 +64,10 @@ def _listed(
     partitions: Iterable[Partition],
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """What Kafka lists for committed records: those of an open transaction wait for the next run."""
+    """Return what Kafka lists for committed records.
+
+    Those of an open transaction wait for the next run.
+    """
     admin = AdminClient(quiet(kafka))
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
@@ -90,7 +93,10 @@ class KafkaTimestamps:
             yield cls(kafka, reader, ends)
 
     def index(self, time: int) -> Offsets:
-        """Partition → the first offset with a timestamp of at least `time`. Omits partitions without such an offset."""
+        """Partition → the first offset with a timestamp of at least `time`.
+
+        Omit partitions without such an offset.
+        """
         with kafka_errors("Reading the topics' index of timestamps", self.kafka):
             times = [TopicPartition(*partition, time) for partition in self.ends]
             answers = self.reader.consumer.offsets_for_times(times, TIMEOUT_S)
@@ -103,7 +109,7 @@ class KafkaTimestamps:
         return {(answer.topic, answer.partition): answer.offset for answer in reached}
 
     def latest(self) -> int:
-        """An upper bound of the records' timestamps."""
+        """Return an upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
         latest = max(
             int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values()
@@ -111,7 +117,10 @@ class KafkaTimestamps:
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start offset.
+
+        Read all records up to the backlog's end if there are fewer.
+        """
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
@@ -123,7 +132,10 @@ class KafkaTimestamps:
         return stretches
 
     def mean_size(self, starts: Offsets) -> DataSize:
-        """The mean size of the records from the start offsets on, estimated from the first of each partition."""
+        """Estimate the mean size of the records from the start offsets on.
+
+        The first records of each partition stand for the others.
+        """
         unread = {
             partition: offset
             for partition, offset in starts.items()
@@ -146,7 +158,10 @@ class KafkaTimestamps:
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[Records]:
-        """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start offset.
+
+        Read all records up to the backlog's end if there are fewer.
+        """
         ranges = [
             Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
         ]

@@ -82,7 +82,10 @@ class ArrowQuery:
         )
 
     def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> pa.Table:
-        """Run all tasks in this process, and so write the shards. Returns the side outputs, as `StateRows.write`."""
+        """Run all tasks in this process, and so write the shards.
+
+        Return the side outputs, as `StateRows.write`.
+        """
         row_batches = [*self.read(iter(streams))]
         for stage in self.stages:
             row_batches = self._on_workers(stage, row_batches)
@@ -95,7 +98,7 @@ class ArrowQuery:
     def _on_workers(
         self, task: Chain, row_batches: Iterable[pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
-        """What a task yields for the row batches of each worker."""
+        """Run a task on the row batches of each worker, and return what it yields."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []
         for worker in range(self.workers):

@@ -72,11 +72,11 @@ class BatchLoop:
         return positions_after(self.newest, self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
-        """Read all records that the topics have now, in batches of a limited number of records of streams.
+        """Read all records that the topics have now, in batches of a limited size.
 
-        Without new records, fires the wall-clock timers that are due, in a batch of their own. At
-        the end, runs batches without records in which stream time goes on, if results become due by
-        this (see `IdleTime`).
+        The limit is a number of records of streams. Without new records, fires the wall-clock
+        timers that are due, in a batch of their own. At the end, runs batches without records in
+        which stream time goes on, if results become due by this (see `IdleTime`).
         """
         now = self.clocks.now()
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -166,7 +166,7 @@ class BatchLoop:
             self._repeat(planned)
 
     def _repeat(self, plan: PlannedBatch) -> None:
-        """Run a batch with the numbers of partitions that the topics had when it was first planned."""
+        """Run a batch with the numbers of partitions with which it was first planned."""
         # Windows wait for all partitions that a batch knows, so a repeated batch must know the same
         # partitions as before. Topics that match a pattern and were found after the batch was
         # planned have no partitions in it.
@@ -215,9 +215,9 @@ class BatchLoop:
         begin: Offsets,
         topic_ends: Offsets,
     ) -> Iterator[Offsets]:
-        """The end offsets of the batches that read everything from `begin` to the ends of the topics.
+        """Yield the end offsets of the batches that read everything from `begin` on.
 
-        There are four cases:
+        The last of them ends where the topics end. There are four cases:
 
         - Nothing is new: there is no batch.
         - The unread records fit one batch: there is one batch.
@@ -260,23 +260,26 @@ class BatchLoop:
                     yield {**ends, **of_streams}
 
     def _timestamps_read(self, streams: Iterable[Partition]) -> dict[Partition, int]:
-        """The largest Kafka timestamp that was read from each partition of the streams."""
+        """Return the largest Kafka timestamp that was read from each partition of the streams."""
         times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
         names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
         return {part: times[name] for part, name in names.items() if name in times}
 
 
 def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
-    """The offsets at which the batch after a snapshot begins, for all partitions. `firsts` are those of the first."""
+    """Return the offsets at which the batch after a snapshot begins, for all partitions.
+
+    `firsts` are those of the first batch.
+    """
     ends = {} if snapshot is None else snapshot.positions
     # A partition that is new since the last batch begins at its first offset.
     return {topic: {**first, **ends.get(topic, {})} for topic, first in firsts.items()}
 
 
 def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: Positions) -> None:
-    """Expect rows of the size of the records that are unread now, unless the size of batches is known.
+    """Expect rows of the size of the records that are unread now.
 
-    A run can call this while its session starts.
+    Do nothing if the size of batches is known. A run can call this while its session starts.
     """
     if size.is_unknown:
         begin = _offsets(positions)
@@ -294,13 +297,19 @@ def _expect_size(
 
 
 def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
-    """Whether results depend on the order of records across partitions. `partitions`: topic → number of partitions."""
+    """Whether results depend on the order of records across partitions.
+
+    `partitions`: topic → number of partitions.
+    """
     partition_count = sum(partitions.get(source.topic, 0) for source in job.streams)
     return job.has_operators and partition_count > 1
 
 
 def _rows_per_record(job: Job) -> int:
-    """The most rows that a record has for operators. Tasks add up the records of combinable aggregates at once."""
+    """Return the most rows that a record has for operators.
+
+    Tasks add up the records of combinable aggregates at once.
+    """
     edges = [edge for operator in job.operators for edge in operator.edges_from_records]
     counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
     return max(counts, default=0)
@@ -316,7 +325,10 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 
 
 def _ranges(begins: Positions, ends: Positions) -> list[Range]:
-    """The records between two positions, sorted by topic and partition, so that each partition has its task."""
+    """Return the ranges of records between two positions, sorted by topic and partition.
+
+    Each partition with records has one range, so that it gets a task of its own.
+    """
     ranges: list[Range] = []
     for (topic, partition), end in sorted(_offsets(ends).items()):
         begin = begins[topic][str(partition)]
@@ -326,9 +338,10 @@ def _ranges(begins: Positions, ends: Positions) -> list[Range]:
 
 
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
-    """The end offsets of a step's batch, for all partitions. A partition that the step does not read keeps its offset.
+    """Return the end offsets of a step's batch, for all partitions.
 
-    No offset goes back: an interrupted replay may have run a part of the step already.
+    A partition that the step does not read keeps its offset. No offset goes back: an interrupted
+    replay may have run a part of the step already.
     """
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():
@@ -346,9 +359,9 @@ def divide_records(
     target: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """The batches of about `most` records in which a rebuild reads from `begin` to `target`.
+    """Divide the records from `begin` to `target` into batches of about `most` records.
 
-    A rebuild uses them if it does not know the batches in which the records were read before.
+    A rebuild uses these batches if it does not know those in which the records were read before.
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):
@@ -366,7 +379,10 @@ def divide_records(
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
-    """The partitions of streams, in the order in which operators process records with the same time."""
+    """Return the partitions of streams, in the order in which operators process records.
+
+    This is the order of records with the same time.
+    """
     numbers = {source.topic: source.number for source in job.streams}
     of_streams = (part for part in partitions if part[0] in numbers)
     return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))

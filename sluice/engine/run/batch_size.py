@@ -53,7 +53,7 @@ class BatchSize:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the size of a record's rows matters, and has been neither measured nor expected."""
+        """Whether the size of a record's rows matters and is neither measured nor expected."""
         return self.given is None and self._memory_per_record is None
 
     def expect(self, record: DataSize, rows: int) -> None:
@@ -72,7 +72,7 @@ class BatchSize:
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
     def measure(self, records: int, row_bytes: int, output: DataSize) -> None:
-        """Note the size of the rows, and of the records and rows for the driver, that a batch of records had."""
+        """Note the sizes of a batch: of its rows, and of the records and rows for the driver."""
         if records >= min(_ENOUGH_RECORDS, self.most_records() / 2):
             memory = max(row_bytes * _ROW_COPIES, _memory(output))
             self._memory_per_record, self._is_measured = memory / records, True

@@ -90,7 +90,10 @@ def _milliseconds() -> int:
 
 
 def clocks_of_run(kafka: Mapping[str, str], markers: str, ledger: Ledger, pipeline: str) -> Clocks:
-    """Return the clocks of a run. Differences are logged, and recorded as a failure of the driver's host."""
+    """Return the clocks of a run.
+
+    Differences are logged, and recorded as a failure of the driver's host.
+    """
 
     def ahead_of_database() -> int | None:
         try:

@@ -37,7 +37,7 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
+    """Raise CompatibilityError if the state of `before` has another meaning for `now`.
 
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
@@ -98,10 +98,10 @@ class StoreChanges:
         now: GenerationInfo,
         processors: Mapping[str, str],
     ) -> Self:
-        """Compare a pipeline with the pipeline that computed its state. `processors`: store → its processor's name now.
+        """Compare a pipeline with the pipeline that computed its state.
 
-        Raises CompatibilityError if the number of workers or the topics have changed, which
-        concerns all stores.
+        `processors`: store → its processor's name now. Raise CompatibilityError if the number of
+        workers or the topics have changed, which concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
@@ -137,14 +137,17 @@ class StoreChanges:
 
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
-    """Whether two stores have the same meaning. Group and column may differ: rows are copied to the new group."""
+    """Whether two stores have the same meaning.
+
+    Group and column may differ: rows are copied to the new group.
+    """
     old_elsewhere = replace(old, group_id=0, store_column=0)
     new_elsewhere = replace(new, group_id=0, store_column=0)
     return not _store_change(old_elsewhere, new_elsewhere)
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """The stores and steps that a changed pipeline adds, if a later generation computes them now.
+    """Return the stores and steps that a changed pipeline adds and a later generation computes now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -162,12 +165,12 @@ def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) 
 
 
 def number_of(definition: str) -> int:
-    """The number of the operator with this definition."""
+    """Return the number of the operator with this definition."""
     return int(definition.split(" ")[1])
 
 
 def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
-    """The functions whose code has changed since the state was computed.
+    """Return the functions whose code has changed since the state was computed.
 
     The state stays valid. Only the author knows whether the new code gives other results, and can
     rebuild the state.
@@ -187,7 +190,7 @@ def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
 
 
 def changed_functions_warning(pipeline: str, functions: list[str]) -> str:
-    """The warning that the code of functions has changed."""
+    """Return the warning that the code of functions has changed."""
     return (
         f"The code of {', '.join(functions)} has changed. The state computed by the old code is "
         f"kept; to rebuild it with the new code: sluice rebuild {pipeline}."
@@ -212,7 +215,7 @@ def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
 
 
 def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
-    """The changes that concern all stores."""
+    """Return the changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
     # The topics that a pattern matches are not compared, because each run may find further ones.
@@ -224,7 +227,10 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
 
 
 def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tuple[str, str]]:
-    """The names, before and now, of the operators with the same definition. Generated names may have changed."""
+    """Return the names, before and now, of the operators with the same definition.
+
+    Generated names may have changed.
+    """
     named: dict[str, list[str]] = defaultdict(list)
     for name, definition in sorted(before.operators.items(), key=lambda each: number_of(each[1])):
         named[_without_number(definition)].append(name)
@@ -243,7 +249,10 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
-    """The stores and operators that are steps of the pipeline. Omits the stores of processors, which are not steps."""
+    """Return the stores and operators that are steps of the pipeline.
+
+    Omit the stores of processors, which are not steps.
+    """
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
 
@@ -270,7 +279,10 @@ def _gained_or_lost_stores(
     old: Mapping[str, StoreInfo],
     new: Mapping[str, StoreInfo],
 ) -> Iterator[str]:
-    """The stores that a processor has gained or lost. This is compatible, because a new store starts empty."""
+    """Describe the stores that a processor has gained or lost.
+
+    This is compatible, because a new store starts empty.
+    """
     for stores, others in ((old, new), (new, old)):
         for name, store in stores.items():
             if name not in others and is_of_processor(store.group_id):
@@ -289,7 +301,7 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or say that the store takes records in another order now."""
+    """Describe the first step that differs, or the other order of the store's records."""
     if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):

@@ -35,7 +35,7 @@ class Input(Protocol):
     def read(
         self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
     ) -> DataFrame:
-        """The rows that a task makes of the records of topics.
+        """Read topics, and return the rows that a task makes of their records.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the
         columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
@@ -63,9 +63,9 @@ class Frames:
     """The tasks that write the shards; None if the tasks of the last stage write them."""
 
     def written(self) -> DataFrame:
-        """The side outputs of the tasks that write the shards, in the form of row batches.
+        """Build the frame of the side outputs of the tasks that write the shards, as row batches.
 
-        Raises TopologyError for an expression that Spark cannot resolve.
+        Raise TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
         try:
@@ -84,7 +84,7 @@ class Frames:
     def _through_tasks(self) -> DataFrame:
         """Row batches after the last stage, which Python tasks compute alone.
 
-        Raises NeedsSparkError if Spark must compute a step.
+        Raise NeedsSparkError if Spark must compute a step.
         """
         interleaved = self.input.interleaved
         query = ArrowQuery.of(
@@ -123,11 +123,11 @@ class Frames:
             raise unresolved_error(self.job, error) from None
 
     def _read(self, task: BatchTask, columns: StructType | str) -> DataFrame:
-        """The rows that a task makes of the streams' records."""
+        """Return the rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
-        """The rows for stores, groups and sinks, as row batches.
+        """Build the rows for stores, groups and sinks, as row batches.
 
         If Arrow can compute the stateless steps, the task that decodes the records also computes
         the steps, and Spark only checks the expressions. If not, records go from the decoding task
@@ -159,7 +159,10 @@ class Frames:
         return row_batches
 
     def _tables(self) -> DataFrame | None:
-        """The changes of global tables, as row batches. Every batch reads all available changes."""
+        """Build the changes of global tables, as row batches.
+
+        Every batch reads all available changes.
+        """
         if not self.job.tables:
             return None
         partitions = self._partitions_of(table.source for table in self.job.tables)
@@ -171,6 +174,6 @@ class Frames:
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """The frame with only these columns: name → SQL."""
+    """Reduce a frame to these columns: name → SQL."""
     expressions = [name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()]
     return frame.selectExpr(*expressions)

@@ -59,7 +59,7 @@ BETWEEN_RUNS = Patience(waits=True)
 
 
 def this_process(run: str) -> Holder:
-    """The description of this process as a holder that works for a run."""
+    """Describe this process as a holder that works for a run."""
     pid = os.getpid()
     return Holder(
         host=socket.gethostname(),
@@ -104,9 +104,10 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+        """Take an epoch higher than `epoch`.
 
-        Raises LeaseError if the lease is no longer held.
+        A shard has `epoch` from a lease that the ledger has lost. Raise LeaseError if the lease is
+        no longer held.
         """
         with self._changing:
             self._row = self.leases.outrank(self.row, epoch)
@@ -180,7 +181,7 @@ class Lease:
                 changed = time.monotonic()
 
     def _reason_to_take(self, seen: LeaseRow | None, silent: float, waited: float) -> str:
-        """The reason why the lease may be taken now; empty if it may not."""
+        """Return the reason why the lease may be taken now; empty if it may not."""
         if seen is None or not seen.held:
             return "free"
         if is_gone(seen):
@@ -196,7 +197,10 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
+        """Whether the holder works for another run and is alive.
+
+        A living holder has renewed the lease since `first`.
+        """
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -235,9 +239,9 @@ def current_lease(
     patience: Patience = PATIENCE,
     only: int | None = None,
 ) -> Iterator[Lease]:
-    """The lease of the current generation; before the first run, of generation 1.
+    """Hold the lease of the current generation; before the first run, of generation 1.
 
-    The generation stays current while the lease is held. Raises LeaseError if `only` is not the
+    The generation stays current while the lease is held. Raise LeaseError if `only` is not the
     current generation.
     """
 
@@ -278,7 +282,7 @@ def is_gone(row: LeaseRow) -> bool:
 
 
 def _machine() -> str:
-    """The machine's boot id and process-id namespace; empty if they are unknown."""
+    """Return the machine's boot id and process-id namespace; empty if they are unknown."""
     # Containers of one host share its boot id, but each counts its processes from 1. So the
     # namespace of the process ids is needed, too.
     try:
@@ -304,7 +308,10 @@ def _exists(pid: int) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """A visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
+    """Return a visible process's start time in ticks since boot; empty if it has ended.
+
+    Changes of the clock do not affect this time.
+    """
     try:
         # The process's name is in parentheses, and may itself contain spaces and parentheses.
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

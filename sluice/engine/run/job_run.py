@@ -82,7 +82,7 @@ class JobRun:
     go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read.
+        """Read, compute and publish all records. Return the number of records read.
 
         If the pipeline lingers, the run continues until no new records have arrived for
         `linger_ms`.
@@ -121,15 +121,19 @@ class JobRun:
         return current_lease(ledger, pipeline, holder, self.patience, self.generation)
 
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions. Returns their number, and whether there are new partitions.
+        """Read all records of the present partitions.
 
-        The next call reads the new partitions, and the new topics that match a pattern.
+        Return their number, and whether there are new partitions. The next call reads the new
+        partitions, and the new topics that match a pattern.
         """
         job = with_matching_topics(self.job, self.settings.kafka, ledger, storage.ref)
         return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
 
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
-        """Read all records of the present partitions of the present topics. Returns the same as `_run`."""
+        """Read all records of the present partitions of the present topics.
+
+        Return the same as `_run`.
+        """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
         if missing and self.plan_without is not None:
@@ -152,7 +156,10 @@ class JobRun:
         return self._open_and_run(ledger, lease, setup)
 
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
-        """Read the ledger and the topics, create missing topics, and build the query. Opens no output yet."""
+        """Read the ledger and the topics, create missing topics, and build the query.
+
+        Opens no output yet.
+        """
         identity = SourceIdentity(
             self.settings.kafka,
             ledger.sources,
@@ -205,7 +212,10 @@ class JobRun:
         )
 
     def _clocks(self, ledger: Ledger, writer: Writer) -> Clocks:
-        """Return the clocks of the run. The batches of a rebuild have the times at which they first ran."""
+        """Return the clocks of the run.
+
+        The batches of a rebuild have the times at which they first ran.
+        """
         if self.steps is not None:
             return Clocks({})
         return clocks_of_run(self.settings.kafka, writer.markers, ledger, self.job.pipeline.name)
@@ -219,9 +229,10 @@ class JobRun:
         return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
 
     def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
-        """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
+        """Prepare the output of the run, without opening it; None for a rebuild.
 
-        A rebuild's producer would also fence the producer of a run that goes on meanwhile.
+        The output of a rebuild has been written already. A rebuild's producer would also fence the
+        producer of a run that goes on meanwhile.
         """
         if self.steps is not None:
             return None
@@ -230,15 +241,18 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """The stores and steps that this run leaves out, because another generation still computes them."""
+        """Return the stores and steps that this run leaves out.
+
+        Another generation still computes them.
+        """
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
 
     def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
-        """Open the output, the shards and the tables, in this order, and run all batches. Returns the same as `_run`.
+        """Open the output, the shards and the tables, in this order, and run all batches.
 
-        Why this order:
+        Return the same as `_run`. Why this order:
 
         1. The pipeline is compared with its state before anything is opened, because opening fences
            other drivers.
@@ -296,11 +310,11 @@ class JobRun:
     def _prepare(
         self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None
     ) -> None:
-        """Prepare the shards, and fence off earlier drivers from them. `written`: see `Storage.prepare`.
+        """Prepare the shards, and fence off earlier drivers from them.
 
-        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
-        have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
-        compared it with the markers.
+        `written`: see `Storage.prepare`. Raise _OutrankedError if the ledger has lost a newer
+        lease: a fail-over of its database may have lost the newest commits. It has lost no
+        published batch, because `Storage.prepare` has compared it with the markers.
         """
         try:
             storage.prepare(ledger, written, lease.epoch)
@@ -309,7 +323,10 @@ class JobRun:
             raise _OutrankedError(storage.newest_epoch()) from None
 
     def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
-        """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
+        """Run the steps of a rebuild, or read all records.
+
+        Return whether the topics have new partitions to read.
+        """
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
         prepare_for(
@@ -320,7 +337,10 @@ class JobRun:
         return False
 
     def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
-        """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
+        """Read all records, and records that arrive while the run lingers.
+
+        Return the last result of `Linger.wait`.
+        """
         name = self.job.pipeline.name
         kafka = self.settings.kafka
         ledger = loop.ledger
@@ -354,7 +374,7 @@ class JobRun:
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
-        """The topics and tables of the run. Opens the tables."""
+        """Return the topics and tables of the run. Open the tables."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
         return Destinations(
             output.transaction,
@@ -369,7 +389,10 @@ class JobRun:
         spark: SparkSession,
         newest: Snapshot | None,
     ) -> Mapping[str, TableSink]:
-        """The writers of the tables outside Kafka. Creates or checks the tables, and fences off earlier drivers."""
+        """Return the writers of the tables outside Kafka.
+
+        Create or check the tables, and fence off earlier drivers.
+        """
         writers = table_sinks(self.job, self.settings, spark)
         published = _last_published(ledger, newest) if writers and newest is not None else None
         for writer in writers.values():
@@ -416,7 +439,7 @@ class JobRun:
             ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
-        """Create the missing topics. Returns topic → the limits of the records that it accepts."""
+        """Create the missing topics. Return topic → the limits of the records that it accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -466,10 +489,10 @@ class _Setup:
 
 @contextmanager
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
-    """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
+    """Hold the lease of a generation that is not current.
 
-    Without this check, the remaining batches would be written to empty shards. A later removal ends
-    the lease.
+    Raise LeaseError if the generation was removed meanwhile. Without this check, the remaining
+    batches would be written to empty shards. A later removal ends the lease.
     """
     with lease:
         if not ledger.sources.get(lease.ref):
@@ -481,7 +504,10 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """The last published batch of a generation, which the tables outside Kafka must contain."""
+    """Return the last published batch of a generation.
+
+    The tables outside Kafka must contain this batch.
+    """
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
     audit = ledger.audits.newest(snapshot.ref)

@@ -47,9 +47,10 @@ class Linger:
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
-        """Wait until there are records beyond `positions`, new partitions, or a timer is due at `next_timer`, epoch ms.
+        """Wait for records beyond `positions`, for new partitions, or until `next_timer`.
 
-        Returns None after the waiting time.
+        `next_timer` is the time at which a timer is due, epoch ms. Return None after the waiting
+        time.
         """
         if not self.milliseconds:
             return None
@@ -70,7 +71,10 @@ class Linger:
         return None
 
     def unread(self, positions: Offsets) -> int:
-        """The number of readable offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
+        """Count the readable offsets beyond `positions`.
+
+        Raise BrokersUnreachable if no broker answers.
+        """
         with broker_errors(self.kafka):
             return self._read_lag(positions).readable
 
@@ -82,9 +86,9 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """The lag; None while the broker cannot be reached, which is logged once.
+        """Read the lag; None while the broker cannot be reached, which is logged once.
 
-        Raises AccessDenied if a topic may no longer be described.
+        Raise AccessDenied if a topic may no longer be described.
         """
         try:
             lag = self._read_lag(positions)

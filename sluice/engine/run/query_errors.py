@@ -28,7 +28,7 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
 
 @contextmanager
 def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the error of publishing, if any, or else an EngineError with the cause of Spark's error.
+    """Raise the error of publishing, or else an EngineError with the cause of Spark's error.
 
     Errors of a file system, such as a full disk, become EngineErrors too.
     """
@@ -63,7 +63,10 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
 
 
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
-    """The error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
+    """Return the error of a task, if Spark's message has it.
+
+    The task's driver has lost its lease, its state is damaged, or a Python worker has failed.
+    """
     if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
     if (damaged := _DAMAGED.search(message)) is not None:
@@ -77,7 +80,7 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 
 
 def _cause(message: str) -> str:
-    """The innermost cause in Spark's message, without the stack trace."""
+    """Return the innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
     # Java writes the chain of causes from the outermost to the innermost, so the last of these
     # lines has the innermost cause.

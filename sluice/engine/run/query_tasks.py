@@ -87,7 +87,10 @@ class QueryTasks:
         return Chain((self.ingest, writer))
 
     def stage(self, number: int) -> Chain:
-        """Return the tasks of a stage. Raise NeedsSparkError if Spark must compute the steps after it."""
+        """Return the tasks of a stage.
+
+        Raise NeedsSparkError if Spark must compute the steps after it.
+        """
         # The stage's task records the types of its results, on which the targets depend.
         task = self.stages.task(number)
         targets = ShuffleTargets.of(self.stages, number)
@@ -102,7 +105,7 @@ class QueryTasks:
         return Chain((RowBatchReader(self.storage.side_outputs), self.stages.shard_writer))
 
     def state_types(self) -> StateTypes:
-        """Return the types of the job's stores, which are known once the tasks of all stages are made."""
+        """Return the types of the job's stores. Call this when the tasks of all stages are made."""
         return StateTypes.of(self.stages, self.totals, self._inputs)
 
 

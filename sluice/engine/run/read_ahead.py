@@ -85,7 +85,10 @@ class BatchQueries:
         return self._start_query(start, self._begin_next)
 
     def _begin_next(self, times: Mapping[str, int]) -> None:
-        """Begin to read the next batch in another thread. `times` are the stream times after the current batch."""
+        """Begin to read the next batch in another thread.
+
+        `times` are the stream times after the current batch.
+        """
         if self._backlog is not None and self._executor is not None and self._reads_ahead:
             self._next = self._executor.submit(self._start_next, self._backlog, times)
 
@@ -115,7 +118,7 @@ class BatchQueries:
         return self._current
 
     def _stop_next(self) -> None:
-        """Stop the queries of batches whose turn has not come, because the current batch has failed."""
+        """Stop the queries of batches whose turn will not come."""
         waiting, self._begun = [self._begun], None
         if self._next is not None and self._next.exception() is None:
             _, query = self._next.result() or (None, None)

@@ -26,7 +26,7 @@ class KnownTypes(Protocol):
 
 
 def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
-    """The generation's description for readers."""
+    """Describe the generation for readers."""
     job = storage.job
     pipeline = job.pipeline
     stores = (*_group_stores(job, types), *_operator_stores(job, types), *_processor_stores(job))

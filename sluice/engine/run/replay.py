@@ -30,7 +30,7 @@ class ReplayStep:
 
 
 def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
-    """The steps that replay a history, whose batches are sorted from oldest to newest."""
+    """Return the steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         # A batch of the history has end offsets only for partitions from which it has read. The
@@ -43,7 +43,7 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
 def divided(
     begin: Positions, target: Positions, most_records: Callable[[], int]
 ) -> Iterator[Positions]:
-    """The ends of the batches that together read the records from `begin` to `target`.
+    """Yield the ends of the batches that together read the records from `begin` to `target`.
 
     Each batch takes the same share of every partition, and about as many records as `most_records`
     says when the end is asked for. The last batch is smaller, because nothing is left to be read
@@ -71,10 +71,10 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
+    """Join steps into larger steps of at most `most` records.
 
-    Many small batches replay much faster when joined. `types` has the DDL type of each store's
-    values.
+    Do so only if results do not depend on where batches end. Many small batches replay much faster
+    when joined. `types` has the DDL type of each store's values.
     """
     if not _is_independent_of_batches(job, types):
         return list(steps)
@@ -111,7 +111,7 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
 
 
 def offsets_between(begin: Positions, ends: Positions) -> int:
-    """The number of offsets between two positions."""
+    """Count the offsets between two positions."""
     offsets = 0
     for topic, partition_ends in ends.items():
         starts = begin.get(topic, {})

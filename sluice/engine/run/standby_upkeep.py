@@ -68,10 +68,10 @@ class StandbyCopies:
 
 
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
-    """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
+    """Promote the standbys of workers that cannot be used.
 
-    Returns the reason why the standbys cannot replace the workers; an empty text if they have
-    replaced them.
+    Their shards are damaged, or their state servers do not answer. Return the reason why the
+    standbys cannot replace the workers; an empty text if they have replaced them.
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."

@@ -84,7 +84,10 @@ class JobQuery:
         return writer.trigger(availableNow=True).start()
 
     def close_idle_callbacks(self) -> None:
-        """Close the connections of queries that have ended: each has called this process from a thread of its own."""
+        """Close the connections of queries that have ended.
+
+        Each query has called this process from a thread of its own.
+        """
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:

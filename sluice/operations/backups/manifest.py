@@ -46,12 +46,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ledger(folder: Path) -> str:
-    """The address of the ledger in a backup."""
+    """Return the address of the ledger in a backup."""
     return sqlite_url(folder.absolute() / LEDGER)
 
 
 def shards(folder: Path) -> str:
-    """The address of the shards in a backup."""
+    """Return the address of the shards in a backup."""
     return sqlite_url(folder.absolute() / "shards")
 
 
@@ -86,7 +86,7 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
 def read(folder: Path) -> Manifest:
     """Read a backup's manifest, and check that all files of the backup are unchanged.
 
-    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later
+    Raise DamagedState if the backup is incomplete or a file was altered, and StateError if a later
     version wrote it.
     """
     try:

@@ -10,7 +10,7 @@ from sluice.state.remote.copying import ShardCopy
 
 
 def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
-    """The generations that have published a batch, with their newest batch."""
+    """Return the generations that have published a batch, with their newest batch."""
     kept = ledger.snapshots.kept_batches()
     return [
         (info, kept[info.ref].newest)
@@ -22,7 +22,7 @@ def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
 def fill_copy(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
     """Copy a worker's shard.
 
-    Raises DamagedState if the copy does not have the published checksums.
+    Raise DamagedState if the copy does not have the published checksums.
     """
     audit = ledger.audits.newest(worker.ref)
     published = None if audit is None else audit.published_checksums(worker.number)

@@ -131,7 +131,7 @@ class Audits(LedgerPart):
     """The audits of all generations."""
 
     def all(self, ref: GenerationRef) -> list[Audit]:
-        """The retained audits of a generation, oldest first."""
+        """Return the retained audits of a generation, oldest first."""
         return [
             _audit(row)
             for row in self._read(
@@ -140,14 +140,14 @@ class Audits(LedgerPart):
         ]
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
-        """The newest audits of a generation, newest first."""
+        """Return the newest audits of a generation, newest first."""
         statement = (
             select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
         )
         return [_audit(row) for row in self._read(statement)]
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
-        """Generation → its newest audit."""
+        """Return the newest audit of each generation."""
         newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(
             of_refs(AUDITS, refs)
         )
@@ -167,16 +167,16 @@ class Audits(LedgerPart):
         return [_audit(row) for row in self._read(statement)]
 
     def newest(self, ref: GenerationRef) -> Audit | None:
-        """The audit of the newest snapshot; None before the first."""
+        """Return the audit of the newest snapshot; None before the first."""
         rows = self._read(
             select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1)
         )
         return _audit(rows[0]) if rows else None
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
-        """The oldest retained batch that is not older than `since`, and its checksum of a worker's state rows.
+        """Return the oldest retained batch from `since` on, and its checksum of a worker's rows.
 
-        None if there is no such batch, or the worker had no shard.
+        None if there is no such batch, or if the worker had no shard.
         """
         c = AUDITS.c
         statement = (
@@ -190,7 +190,7 @@ class Audits(LedgerPart):
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
-    """The summed counts of several batches per partition.
+    """Sum up the counts of several batches per partition.
 
     The audits must be sorted, oldest first.
     """

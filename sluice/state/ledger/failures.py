@@ -89,7 +89,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outlook(self) -> str:
-        """Whether and when a failed run is repeated without anybody's help; empty for other failures."""
+        """Whether and when a failed run is repeated by itself; empty for other failures."""
         if self.kind != "run":
             return ""
         if not self.run:
@@ -171,9 +171,10 @@ class Failures(LedgerPart):
                 )
 
     def change(self, failure: Failure, **values: Any) -> None:
-        """Change some fields of a failure. Other fields, which other processes change, stay as they are.
+        """Change some fields of a failure.
 
-        Nothing changes if the failure was recorded anew after it was read.
+        Other fields, which other processes change, stay as they are. Nothing changes if the failure
+        was recorded anew after it was read.
         """
         row = _row(msgspec.structs.replace(failure, **values))
         before = _row(failure)
@@ -186,7 +187,7 @@ class Failures(LedgerPart):
                 )
 
     def of(self, pipeline: str) -> list[Failure]:
-        """The failures of a pipeline, sorted by kind and host."""
+        """Return the failures of a pipeline, sorted by kind and host."""
         return [failure for failure in self.all() if failure.pipeline == pipeline]
 
     def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
@@ -224,7 +225,7 @@ class Failures(LedgerPart):
 
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
-    """A text without secrets, in the characters and the length that databases store."""
+    """Make a text storable: without secrets, in characters and a length that databases take."""
     # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
     return masked(text, secrets).replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
@@ -244,7 +245,10 @@ def _row(failure: Failure) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as text. All times get equally long texts, so every collation sorts them by time."""
+    """Format a time as text.
+
+    All times get equally long texts, so every collation sorts them by time.
+    """
     return moment.isoformat(timespec="microseconds")
 
 

@@ -115,8 +115,8 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError
-        and changes nothing unless the generation's lease is held in the audit's epoch.
+        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
+        changes nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
         columns = msgspec.structs.asdict(ref)
@@ -142,10 +142,10 @@ class Generations(LedgerPart):
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
         replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Make a generation the current generation. Raises NotFound if it was never registered.
+        """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Raises LeaseError and
+        workers' placements when the new generation's shards were filled. Raise LeaseError and
         changes nothing if the lease is no longer held, and Refused if a placement has changed. A
         `note` is kept with the name of the run. `replayed` says that a replay has built the
         generation.
@@ -176,12 +176,12 @@ class Generations(LedgerPart):
         lease: LeaseRow, times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
+        """Give the registered generation `new` the newest snapshot and the history of `old`.
 
-        `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
-        new generation's lease, and `lease` is the lease of the old generation. `stream_times`
-        replaces the snapshot's stream times, and `times` replaces the stream times from which the
-        next batch continues. By default, both are inherited.
+        `batch` is this snapshot's batch. `checksums` are the checksums of the new generation's
+        shards. `epoch` is the epoch of the new generation's lease, and `lease` is the lease of the
+        old generation. `stream_times` replaces the snapshot's stream times, and `times` replaces
+        the stream times from which the next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {
@@ -217,7 +217,7 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """The number of a pipeline's current generation, or None if the pipeline never ran."""
+        """Return the number of a pipeline's current generation; None if the pipeline never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 
@@ -229,7 +229,7 @@ class Generations(LedgerPart):
     def retire(self, pipeline: str) -> None:
         """Note that a pipeline is no longer run, until its next run.
 
-        Raises NotFound if it has never run.
+        Raise NotFound if it has never run.
         """
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
@@ -254,12 +254,12 @@ class Generations(LedgerPart):
         return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
-        """The numbers of a pipeline's registered generations, sorted."""
+        """Return the numbers of a pipeline's registered generations, sorted."""
         statement = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """A new generation, with a number that no generation has had before, and larger than `above`.
+        """Return a new generation, whose number is larger than `above` and has never been used.
 
         A driver that has lost its lease may still write to a removed generation, so its number is
         not used again.
@@ -276,7 +276,7 @@ class Generations(LedgerPart):
 
         The generation's workers stay in the ledger, because their shards still exist.
 
-        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
+        `lease` is the current generation's lease. Raise LeaseError if it is no longer held, and
         StateError if `ref` is the current generation.
         """
         with (
@@ -321,19 +321,22 @@ class Generations(LedgerPart):
         ]
 
     def current(self, pipeline: str) -> GenerationInfo | None:
-        """The current generation of a pipeline, or None if the pipeline never ran."""
+        """Return the current generation of a pipeline, or None if the pipeline never ran."""
         rows = self._read(current(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline))
         return next(iter(self._infos(rows)), None)
 
     def all_current(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline.
+        """Return the current generations of all pipelines, sorted by pipeline.
 
         The number of SQL statements does not grow with the number of pipelines.
         """
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """The generations of all pipelines that have a current generation, sorted by pipeline and number."""
+        """Return all generations of pipelines with a current generation.
+
+        They are sorted by pipeline and number.
+        """
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = (
             select(GENERATIONS)
@@ -352,19 +355,22 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """The stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
+        """Return the stores of the current generations, sorted by pipeline and name.
+
+        They are those of one or of all pipelines.
+        """
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
         return [StoreInfo(**_without_generation(row)) for row in self._read(statement)]
 
     def workers(self, pipeline: str) -> tuple[WorkerInfo, ...]:
-        """The workers of a pipeline's current generation, sorted by number."""
+        """Return the workers of a pipeline's current generation, sorted by number."""
         current = self.current(pipeline)
         return () if current is None else current.workers
 
     def _infos(self, rows: Sequence[RowMapping]) -> list[GenerationInfo]:
-        """The generations of these rows of `GENERATIONS`."""
+        """Read the generations of these rows of `GENERATIONS`."""
         refs = [GenerationRef(row["pipeline"], row["generation"]) for row in rows]
         if not refs:
             return []
@@ -389,7 +395,7 @@ class Generations(LedgerPart):
         return infos
 
     def _workers(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Generation → its workers, sorted by number."""
+        """Return the workers of each generation, sorted by number."""
         statement = select(WORKERS).where(of_refs(WORKERS, refs)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())
@@ -435,7 +441,7 @@ def _with_lost_workers(
     workers: Sequence[WorkerInfo],
     number: int,
 ) -> list[WorkerInfo]:
-    """The workers of a generation.
+    """Return the workers of a generation.
 
     A worker that is missing in the ledger is unavailable, and has no address.
     """

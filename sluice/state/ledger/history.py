@@ -43,12 +43,12 @@ class History(LedgerPart):
     """The published batches of all pipelines."""
 
     def all(self, ref: GenerationRef) -> list[Batch]:
-        """The batches of a generation, oldest first."""
+        """Return the batches of a generation, oldest first."""
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number)
         return [_batch(row) for row in self._read(statement)]
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Batch]:
-        """The newest batches of a generation, newest first."""
+        """Return the newest batches of a generation, newest first."""
         statement = (
             select(HISTORY)
             .where(of_ref(HISTORY, ref))
@@ -63,10 +63,11 @@ class History(LedgerPart):
         return _batch(rows[0]) if rows else None
 
     def merge(self, ref: GenerationRef, last: int) -> int:
-        """Merge the batches up to the number `last` into one batch with that number. Returns how many were removed.
+        """Merge the batches up to the number `last` into one batch with that number.
 
-        The later batches begin where they began before. Merge only batches whose records the topics
-        no longer have: a rebuild cannot repeat them, so their ends and clocks do not matter.
+        Return how many were removed. The later batches begin where they began before. Merge only
+        batches whose records the topics no longer have: a rebuild cannot repeat them, so their ends
+        and clocks do not matter.
         """
         with (
             database_errors("Merging old batches", seconds=None),

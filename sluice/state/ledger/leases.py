@@ -54,12 +54,12 @@ class Leases(LedgerPart):
     """The leases of all generations."""
 
     def get(self, ref: GenerationRef) -> LeaseRow | None:
-        """The lease, or None if it was never taken."""
+        """Return the lease, or None if it was never taken."""
         with database_errors("Reading the lease"), self._engine.connect() as connection:
             return _row(connection, ref)
 
     def of_all_pipelines(self) -> list[LeaseRow]:
-        """The leases of the current generations of all pipelines."""
+        """Return the leases of the current generations of all pipelines."""
         return [LeaseRow(**dict(row)) for row in self._read(current(LEASES))]
 
     def take(self, ref: GenerationRef, holder: Holder, seen: LeaseRow | None) -> LeaseRow | None:
@@ -95,9 +95,10 @@ class Leases(LedgerPart):
             raise
 
     def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
-        """Give a held lease an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+        """Give a held lease an epoch higher than `epoch`.
 
-        Returns the lease with its new epoch. Raises LeaseError if the lease is no longer held.
+        A shard has `epoch` from a lease that the ledger has lost. Return the lease with its new
+        epoch. Raise LeaseError if the lease is no longer held.
         """
         with database_errors("Renewing the lease"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
@@ -108,11 +109,11 @@ class Leases(LedgerPart):
             return row
 
     def renew(self, lease: LeaseRow) -> bool:
-        """Renew `lease`. Returns False if it is no longer held."""
+        """Renew `lease`. Return False if it is no longer held."""
         return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 
     def release(self, lease: LeaseRow) -> bool:
-        """Release `lease`. Returns False if it is no longer held."""
+        """Release `lease`. Return False if it is no longer held."""
         return self._update(lease, "Releasing the lease", held=False)
 
     def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
@@ -126,7 +127,7 @@ class Leases(LedgerPart):
 def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> None:
     """Lock the lease until the transaction ends.
 
-    Raises LeaseError unless it is held in this epoch.
+    Raise LeaseError unless it is held in this epoch.
     """
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:

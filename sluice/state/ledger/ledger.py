@@ -87,7 +87,10 @@ class Ledger:
         require_usable(self.engine.url, "ledger", "SLUICE_LEDGER")
 
     def clock_ahead_seconds(self) -> float:
-        """How far this machine's clock is ahead of the database's clock; 0 for a SQLite file, which has no clock."""
+        """Return how far this machine's clock is ahead of the database's clock.
+
+        Return 0 for a SQLite file, which has no clock.
+        """
         if not self.has_clock:
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:
@@ -103,7 +106,7 @@ class Ledger:
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
         """Topic → partition → the pipeline's next offset.
 
-        Omits partitions that the pipeline has not read yet.
+        Omit partitions that the pipeline has not read yet.
         """
         current = self.generations.current(pipeline)
         if current is None:
@@ -113,7 +116,10 @@ class Ledger:
 
 
 def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
-    """Topic → partition → the next offset after a snapshot, for all topics that a pipeline reads."""
+    """Return the offsets after a snapshot, for all topics that a pipeline reads.
+
+    Topic → partition → the next offset.
+    """
     read = {} if snapshot is None else snapshot.positions
     positions: dict[str, dict[int, int]] = {}
     for topic in topics:

@@ -429,7 +429,10 @@ def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
 
 
 def of_given_ref(table: Table) -> ColumnElement[bool]:
-    """The condition of `of_ref` for a statement that is built once. Its parameters are `pipeline` and `generation`."""
+    """Make the condition of `of_ref` for a statement that is built once.
+
+    Its parameters are `pipeline` and `generation`.
+    """
     return and_(
         table.c.pipeline == bindparam("pipeline"), table.c.generation == bindparam("generation")
     )

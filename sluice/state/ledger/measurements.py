@@ -40,10 +40,10 @@ class Measurement(NamedTuple):
 
 
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
-    """The numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
+    """Return the numbers that a duration adds to the histogram `name`.
 
-    In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it
-    does.
+    It adds 1 to the duration's bucket, and the seconds to the sum. In the ledger, a bucket does not
+    count the durations in the buckets below it; in Prometheus, it does.
     """
     bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
     yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
@@ -51,7 +51,7 @@ def duration(name: str, seconds: float) -> Iterator[Measurement]:
 
 
 def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
-    """The numbers that a published batch adds to its pipeline's totals."""
+    """Return the numbers that a published batch adds to its pipeline's totals."""
     yield Measurement("batches_total", 1)
     for source in audit.sources:
         fates = {"applied": source.applied, "filtered": source.filtered, "late": source.late}
@@ -98,7 +98,10 @@ class Measurements(LedgerPart):
             add_measurements(connection, pipeline, measurements)
 
     def replace(self, pipeline: str, measurements: Iterable[Measurement]) -> None:
-        """Store measurements. They replace the pipeline's measurements with the same names and labels."""
+        """Store measurements.
+
+        They replace the pipeline's measurements with the same names and labels.
+        """
         with database_errors("Writing measurements"), transaction(self._engine) as connection:
             _write(connection, pipeline, measurements, is_adding=False)
 

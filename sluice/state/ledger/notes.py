@@ -32,7 +32,7 @@ class Notes(LedgerPart):
             add_note(connection, ref, run, text)
 
     def all(self, pipeline: str) -> list[Note]:
-        """The notes of a pipeline, oldest first."""
+        """Return the notes of a pipeline, oldest first."""
         # The column `number` is left out, because it only sorts the notes.
         columns = [NOTES.c[name] for name in Note.__struct_fields__]
         rows = self._read(

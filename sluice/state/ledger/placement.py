@@ -70,7 +70,7 @@ class Placements(LedgerPart):
             return _of_pipeline(connection, pipeline)
 
     def at(self, host: str, port: int) -> list[Placement]:
-        """The workers that a state server serves."""
+        """Return the workers that a state server serves."""
         rows = self._read(
             select(PLACEMENTS).where(PLACEMENTS.c.host == host, PLACEMENTS.c.port == port)
         )
@@ -79,7 +79,7 @@ class Placements(LedgerPart):
     def claim(self, placement: Placement) -> None:
         """Place a worker at a server.
 
-        Raises Refused if another server has the worker, or if this server is the worker's standby.
+        Raise Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
@@ -117,7 +117,10 @@ class Placements(LedgerPart):
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Whether the worker's placement was not changed, and no other move was begun, since this move began."""
+        """Whether nothing has changed the worker's placement since this move began.
+
+        Another move that has begun would change the placement, too.
+        """
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _epoch(connection, move) == move.epoch
 
@@ -129,7 +132,7 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place the moved worker at its new server.
 
-        Raises Refused and changes nothing if the worker's placement has changed since the move
+        Raise Refused and change nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
@@ -172,7 +175,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """The workers in these rows of the table `workers`, with the addresses of their state servers."""
+    """Return the workers in these rows of `workers`, with their state servers' addresses."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []
@@ -192,7 +195,7 @@ def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[Wo
 
 
 def _written_at(placement: Placement | None, ref: GenerationRef, location: str) -> str:
-    """The address at which a run writes a shard."""
+    """Return the address at which a run writes a shard."""
     if placement is None:
         return location
     if (
@@ -227,7 +230,7 @@ def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
 
 
 def _epoch(connection: Connection, placement: Placement, *, lock: bool = False) -> int:
-    """The epoch of the newest change of a worker's placement; 0 before the first."""
+    """Return the epoch of the newest change of a worker's placement; 0 before the first."""
     statement = select(PLACES.c.epoch).where(*_same_worker(PLACES, placement))
     return connection.execute(statement.with_for_update() if lock else statement).scalar() or 0
 
@@ -262,7 +265,7 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves of this worker that began earlier are refused from now on. Returns the epoch of this
+    Moves of this worker that began earlier are refused from now on. Return the epoch of this
     change.
     """
     _write_placement(connection, placement)

@@ -109,7 +109,7 @@ def _gone(name: str, detail: str) -> SluiceError:
 
 
 def now() -> datetime:
-    """The current time in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 

@@ -16,7 +16,7 @@ _INSERT = text("INSERT INTO secrets (name, value) VALUES (:name, :value) ON CONF
 
 class Secrets(LedgerPart):
     def get(self, name: str) -> bytes:
-        """The key with this name. The first call creates it."""
+        """Return the key with this name. The first call creates it."""
         statement = select(SECRETS.c.value).where(SECRETS.c.name == name)
         rows = self._read(statement)
         if not rows:

@@ -19,7 +19,7 @@ class Servers(LedgerPart):
     """The identities of all state servers."""
 
     def identity(self, host: str, port: int) -> str:
-        """The identity of the server with this address; empty if none has registered."""
+        """Return the identity of the server with this address; empty if none has registered."""
         rows = self._read(
             select(SERVERS.c.server).where(SERVERS.c.host == host, SERVERS.c.port == port)
         )
@@ -28,7 +28,7 @@ class Servers(LedgerPart):
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
         """Give an address to a server.
 
-        Raises Refused if another server has the address, unless this server `takes_over`.
+        Raise Refused if another server has the address, unless this server `takes_over`.
         """
         here = SERVERS.c.host == host, SERVERS.c.port == port
         with (

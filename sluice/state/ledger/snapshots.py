@@ -79,9 +79,9 @@ class Snapshots(LedgerPart):
         `times` are the stream times from which the next batch continues; the default is
         `snapshot.stream_times`.
 
-        Returns False and changes nothing if the same batch is already published. Raises LeaseError
-        if another driver has taken the lease since the audit's epoch. Raises WentBack if the ledger
-        does not have the batch before. Raises StateError if the batch does not continue the
+        Return False and change nothing if the same batch is already published. Raise LeaseError if
+        another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
+        does not have the batch before. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """
@@ -125,10 +125,10 @@ class Snapshots(LedgerPart):
         return False
 
     def times_before(self, ref: GenerationRef, batch: int) -> dict[str, int]:
-        """The stream times of the preceding snapshot, from which a batch continues.
+        """Return the stream times of the preceding snapshot, from which a batch continues.
 
         Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
-        Raises DamagedState if the times are gone.
+        Raise DamagedState if the times are gone.
         """
         (row,) = self._read(_TIMES_BEFORE, {**msgspec.structs.asdict(ref), "batch": batch})
         if row["times"] is not None:
@@ -141,13 +141,13 @@ class Snapshots(LedgerPart):
         return {}
 
     def latest(self, pipeline: str) -> Snapshot | None:
-        """The newest snapshot, or None before the first."""
+        """Return the newest snapshot, or None before the first."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             row = connection.execute(_LATEST, {"of_pipeline": pipeline}).mappings().first()
         return None if row is None else _snapshot(row)
 
     def of_all_pipelines(self) -> list[Snapshot]:
-        """The newest snapshot of each pipeline that has a snapshot."""
+        """Return the newest snapshot of each pipeline that has a snapshot."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         last = (
             select(func.max(SNAPSHOTS.c.batch))
@@ -163,7 +163,10 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
+        """Return the oldest and the newest batch of each current generation.
+
+        Omit pipelines without a batch.
+        """
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
@@ -185,7 +188,7 @@ class Snapshots(LedgerPart):
         return kept
 
     def recent(self, pipeline: str, limit: int = 100) -> list[Snapshot]:
-        """The newest snapshots, newest first."""
+        """Return the newest snapshots, newest first."""
         statement = (
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
@@ -199,10 +202,11 @@ class Snapshots(LedgerPart):
         counting: Sequence[str] = ("",),
         pipeline: str | None = None,
     ) -> list[Snapshot]:
-        """The snapshots of one or all pipelines that were published at or after `moment`, newest first.
+        """Return the snapshots that were published at or after `moment`, newest first.
 
-        With `counting`, only snapshots with a count whose name contains one of these texts, such as
-        `late/`. The default, an empty text, is contained in every name.
+        They are those of one or of all pipelines. With `counting`, return only snapshots with a
+        count whose name contains one of these texts, such as `late/`. The default, an empty text,
+        is contained in every name.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
@@ -212,7 +216,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
 
     def oldest(self, pipeline: str) -> Snapshot | None:
-        """The oldest snapshot that retention has not removed."""
+        """Return the oldest snapshot that retention has not removed."""
         rows = self._read(
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
@@ -222,12 +226,12 @@ class Snapshots(LedgerPart):
         return _snapshot(rows[0]) if rows else None
 
     def at(self, pipeline: str, moment: datetime) -> Snapshot | None:
-        """The newest snapshot that was published at or before `moment`."""
+        """Return the newest snapshot that was published at or before `moment`."""
         published = SNAPSHOTS.c.published_at <= _as_text(moment)
         return self._newest(SNAPSHOTS.c.pipeline == pipeline, published)
 
     def of_run(self, pipeline: str, run: str) -> Snapshot | None:
-        """The last snapshot that a run published."""
+        """Return the last snapshot that a run published."""
         return self._newest(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
 
     def all_of_run(self, pipeline: str, run: str) -> list[Snapshot]:
@@ -241,7 +245,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
 
     def first_of_newest_run(self, ref: GenerationRef) -> int | None:
-        """The first kept batch of the run that published a generation's newest snapshot.
+        """Return the first kept batch of the run that published a generation's newest snapshot.
 
         None if the generation has no snapshot yet.
         """
@@ -260,7 +264,7 @@ class Snapshots(LedgerPart):
         return first
 
     def get(self, ref: GenerationRef, batch: int) -> Snapshot | None:
-        """A snapshot of a generation, current or not.
+        """Return a snapshot of a generation, current or not.
 
         None if the snapshot was never published, or if retention has removed it.
         """
@@ -270,18 +274,21 @@ class Snapshots(LedgerPart):
         return _snapshot(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> Snapshot | None:
-        """The newest snapshot of a generation, current or not; None before its first."""
+        """Return the newest snapshot of a generation, current or not; None before its first."""
         of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
         rows = self._read(of_generation.order_by(SNAPSHOTS.c.batch.desc()).limit(1))
         return _snapshot(rows[0]) if rows else None
 
     def last_batch(self, ref: GenerationRef) -> int | None:
-        """The newest published batch of a generation."""
+        """Return the newest published batch of a generation."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """Generation → its oldest and newest batch. Omits generations without a batch."""
+        """Return the oldest and the newest batch of each generation.
+
+        Omit generations without a batch.
+        """
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
@@ -296,7 +303,7 @@ class Snapshots(LedgerPart):
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest.
 
-        Returns the number removed.
+        Return the number removed.
         """
         with (
             database_errors("Removing old snapshots", seconds=None),
@@ -360,7 +367,7 @@ def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """A time as the text that the ledger stores.
+    """Format a time as the text that the ledger stores.
 
     The texts of all times are equally long, so every collation sorts them by time.
     """

@@ -43,7 +43,7 @@ class Sources(LedgerPart):
     """The partitions that pipelines read."""
 
     def get(self, ref: GenerationRef) -> list[SourcePartition]:
-        """The partitions of a generation, sorted by topic and partition."""
+        """Return the partitions of a generation, sorted by topic and partition."""
         columns = [SOURCES.c[name] for name in SourcePartition.__struct_fields__]
         statement = (
             select(*columns)
@@ -67,7 +67,7 @@ class Sources(LedgerPart):
     ) -> None:
         """Set where a generation begins to read. The generation must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
+        `lease` is the lease of the current generation. Raise LeaseError if it is no longer held,
         because another command may have given the number of `ref` to its own generation since.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:

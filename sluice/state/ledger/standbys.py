@@ -43,7 +43,7 @@ class Standby(Placement, frozen=True):
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
-        """The standby as readers of a generation see it.
+        """Describe the standby for readers of a generation.
 
         If the standby has a copy of another generation, these readers see a standby without a copy.
         """
@@ -64,14 +64,14 @@ class Standbys(LedgerPart):
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
     def at(self, host: str, port: int) -> list[Standby]:
-        """The standbys at a state server."""
+        """Return the standbys at a state server."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.host == host, STANDBYS.c.port == port))
         return [Standby(**dict(row)) for row in rows]
 
     def add(self, place: Placement) -> None:
         """Register a server as a worker's standby, without a copy yet.
 
-        Raises Refused if the server has the worker itself, or if another server is the worker's
+        Raise Refused if the server has the worker itself, or if another server is the worker's
         standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
@@ -92,7 +92,7 @@ class Standbys(LedgerPart):
     def remove(self, standby: Standby) -> None:
         """Forget a worker's standby.
 
-        Raises Refused and changes nothing if the standby has changed since it was read.
+        Raise Refused and change nothing if the standby has changed since it was read.
         """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)
@@ -107,8 +107,8 @@ class Standbys(LedgerPart):
     ) -> Standby:
         """Record that a standby has a complete copy up to `batch`; None means no copy.
 
-        Returns the new standby. Raises LeaseError and changes nothing if the generation's lease is
-        no longer held in this epoch, and Refused if the standby has changed since it was read.
+        Return the new standby. Raise LeaseError and change nothing if the generation's lease is no
+        longer held in this epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
         if batch is not None:
@@ -134,14 +134,14 @@ class Standbys(LedgerPart):
         note: str,
         quarantined: str = "",
     ) -> int:
-        """Place a worker at its standby's server, remove the standby from the ledger, and add a note.
+        """Place a worker at its standby's server, and remove the standby. Add a note.
 
-        `place` is the epoch of the worker's present placement. Returns the epoch of the new
+        `place` is the epoch of the worker's present placement. Return the epoch of the new
         placement.
 
-        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`.
-        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
-        epoch, and Refused if the standby or the worker's placement has changed since it was read.
+        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raise
+        LeaseError and changes nothing if the generation's lease is no longer held in this epoch,
+        and Refused if the standby or the worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
@@ -178,7 +178,10 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 
 
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """The addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
+    """Return the servers' addresses that a table has for the worker.
+
+    The table is `PLACEMENTS` or `STANDBYS`.
+    """
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
     return {
         (row.host, row.port)

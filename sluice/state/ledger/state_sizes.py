@@ -32,7 +32,7 @@ class Sizes(LedgerPart):
             )
 
     def of(self, pipeline: str) -> list[int]:
-        """The bytes on the days that are noted, the oldest first."""
+        """Return the bytes on the days that are noted, the oldest first."""
         c = SIZES.c
         return [
             row["bytes"]

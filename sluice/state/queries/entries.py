@@ -32,9 +32,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return self.key, self.window_start, self.window_end
 
     def decode(self, kind: type[T]) -> T:
-        """The value, decoded to a type that msgspec supports.
+        """Decode the value to a type that msgspec supports.
 
-        Raises QueryError if the value does not match.
+        Raise QueryError if the value does not match.
         """
         try:
             return msgspec.json.decode(self.value, type=kind)
@@ -43,9 +43,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def store_value(column: int, values: str | None) -> msgspec.Raw | None:
-    """A store's value in a state row's JSON array; None for a tombstone, or if the value is null.
+    """Return a store's value in a state row's JSON array.
 
-    Raises StateError if the array is damaged.
+    None for a tombstone, or if the value is null. Raise StateError if the array is damaged.
     """
     if values is None:
         return None

@@ -33,11 +33,11 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
         return False
 
     def execute(self, shard: LocalShard) -> T:
-        """The result for one shard. Raises StateError if the shard cannot be read."""
+        """Execute the query on one shard. Raise StateError if the shard cannot be read."""
         raise NotImplementedError
 
     def entries(self, state_rows: list[StateRow]) -> list[Entry]:
-        """The entries from the state rows that hold a value of the store."""
+        """Return the entries from the state rows that hold a value of the store."""
         entries: list[Entry] = []
         for row in state_rows:
             value = store_value(self.store_column, row.value)
@@ -118,7 +118,7 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
     def execute(self, shard: LocalShard) -> list[Group]:
         """Aggregate the entries.
 
-        Raises QueryError if a field does not hold a number or there are too many groups.
+        Raise QueryError if a field does not hold a number or there are too many groups.
         """
         aggregates = Aggregates(self.field, self.group_by)
         for page in _pages(self, shard, self.within):
@@ -135,9 +135,9 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     smallest: bool
 
     def execute(self, shard: LocalShard) -> list[Entry]:
-        """The entries that have the field, the largest or the smallest number first.
+        """Return the entries that have the field, the largest or the smallest number first.
 
-        Raises QueryError if a field is not a number.
+        Raise QueryError if a field is not a number.
         """
         top: list[Entry] = []
         for page in _pages(self, shard, self.within):

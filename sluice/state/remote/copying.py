@@ -97,7 +97,7 @@ class ShardCopy:
     ) -> None:
         """Copy the versions that are missing, and compare the checksums.
 
-        Raises DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
+        Raise DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
         copied. It must keep others from writing to the source, because a copy without `until` would
         lack the rows that they write. `let_write` lets them write again if the copy differs.
         `before_replacing` is called before a copy is replaced.
@@ -141,7 +141,7 @@ class ShardCopy:
     def _copy_most(self, target: Shard) -> int:
         """Copy the rows of all batches that no run can change anymore.
 
-        The source may be in use meanwhile. Returns the first batch that the copy lacks afterwards.
+        The source may be in use meanwhile. Return the first batch that the copy lacks afterwards.
         """
         # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)
@@ -224,7 +224,7 @@ class NewShard:
     def finish(self, batch: int, epoch: int) -> Checksums:
         """Write the journal, compare the checksums with the rows, and accept writes.
 
-        Returns the checksums.
+        Return the checksums.
         """
         entries: list[JournalEntry] = []
         for operator, rows in self.rows.items():
@@ -235,7 +235,10 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the recorded answers that a sealed shard lacks, and remove the answers that the source has forgotten."""
+    """Copy the recorded answers that a sealed shard lacks.
+
+    Remove the answers that the source has forgotten.
+    """
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
@@ -247,7 +250,7 @@ def copy_answers(source: Shard, target: Shard) -> None:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raises DamagedState if the rows differ from the published checksums or, without these, from the
+    Raise DamagedState if the rows differ from the published checksums or, without these, from the
     journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
@@ -264,25 +267,34 @@ class SourceShard:
     total_of_states: int = 0
 
     def rows(self) -> Iterator[list[Version]]:
-        """The newest version of each state row that has a value, in pages, sorted by group, key and window."""
+        """Read the newest version of each state row that has a value, in pages.
+
+        The versions are sorted by group, key and window.
+        """
         for page in in_pages(newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
-        """The newest version of each operator state that has not been removed, in pages, sorted."""
+        """Read the newest version of each operator state that was not removed, in sorted pages."""
         for page in in_pages(newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
     def difference(self, published: Checksums | None) -> str:
-        """How the versions that were read differ from the published checksums; empty if they do not."""
+        """Describe how the versions that were read differ from the published checksums.
+
+        The text is empty if they do not differ.
+        """
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
         return "" if published is None else read.difference(published)
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """The newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
+    """Read the newest version of each state row with a value, of all groups or of one.
+
+    The versions are sorted by group, key and window.
+    """
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions
@@ -291,7 +303,7 @@ def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
 
 
 def newest_states(shard: Shard) -> Iterator[StateVersion]:
-    """The newest version of each operator state that has not been removed, sorted."""
+    """Read the newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
     for _, state_versions in groupby(
         versions, lambda state: (state.operator, state.shared, state.key)

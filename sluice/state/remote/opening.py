@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     """Open a shard.
 
-    Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
+    Raise StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     return (
@@ -49,9 +49,10 @@ def drop_shard(url: str) -> None:
 
 
 def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the size of each shard in bytes, by address.
 
-    Omits shards that do not exist, and shards of a server or a database that does not answer.
+    All shards of a PostgreSQL database take one query. Omit shards that do not exist, and shards of
+    a server or a database that does not answer.
     """
     urls = [*urls]
     sizes = sizes_of(url for url in urls if not is_remote(url))

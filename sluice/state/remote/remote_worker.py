@@ -42,9 +42,9 @@ class RemoteWorker:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result.
+        """Execute the query.
 
-        Raises StateError if the server is unreachable or cannot read the shard.
+        Raise StateError if the server is unreachable or cannot read the shard.
         """
         if isinstance(query, Value):
             return cast("T", await self._value(query))
@@ -55,7 +55,7 @@ class RemoteWorker:
             await self._client.close()
 
     async def _value(self, query: Value) -> msgspec.Raw | None:
-        """The value of one key, fetched in one call together with other waiting keys."""
+        """Fetch the value of one key, in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
         # Each caller has a future of its own, because a caller that is cancelled cancels its
         # future.
@@ -76,7 +76,7 @@ class RemoteWorker:
             self._start_call()
 
     async def _look_up_waiting_keys(self) -> None:
-        """Look up, in one call, all waiting keys of the store whose oldest key has waited longest."""
+        """Look up, in one call, all waiting keys of the store that has waited longest."""
         if not self._waiting:
             return
         store = next(iter(self._waiting))

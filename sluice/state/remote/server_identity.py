@@ -40,7 +40,10 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def challenge_number(token: str, credentials: str) -> str | None:
-    """The random number in a challenge's Authorization header; None if the sender lacks the token."""
+    """Return the random number of a challenge; None if the sender lacks the token.
+
+    `credentials` are those of the challenge's Authorization header.
+    """
     challenge = _CHALLENGE.fullmatch(credentials)
     if challenge is None:
         return None
@@ -49,15 +52,15 @@ def challenge_number(token: str, credentials: str) -> str | None:
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
-    """A server's answer to a challenge: the card as JSON, and the proof."""
+    """Answer a challenge with the card as JSON, and the proof."""
     content = msgspec.json.encode(card)
     return content, _mac(token, "answer", number, content.decode())
 
 
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
-    """The proved card of the state server at a URL. `address` names the server in errors.
+    """Fetch the proved card of the state server at a URL. `address` names the server in errors.
 
-    Raises StateError if no state server answers, the kind ServerHangs if the server accepts
+    Raise StateError if no state server answers, the kind ServerHangs if the server accepts
     connections all the same, and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
@@ -103,7 +106,10 @@ def _no_answer(address: str, error: Exception) -> StateError:
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether the host has refused a connection. The HTTP client raises its own error because of the system's error."""
+    """Whether the host has refused a connection.
+
+    The HTTP client raises its own error because of the system's error.
+    """
     return error is not None and (
         isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__)
     )

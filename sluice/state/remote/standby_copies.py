@@ -134,12 +134,12 @@ def promote_standby(
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs.
 
-    Returns the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
+    Return the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
     copy must hold the newest snapshot and match its published checksums. With `accept_stale`, an
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raises NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
+    Raise NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
     is older than the newest snapshot, or if the worker's placement or its standby has changed
     meanwhile.
     """
@@ -208,7 +208,7 @@ def promote_lost_standbys(
 ) -> list[str]:
     """Promote the standbys of the workers `lost`; if None, of all workers whose servers are silent.
 
-    Returns the notes. Raises the same errors as `promote_standby`.
+    Return the notes. Raise the same errors as `promote_standby`.
     """
     info = ledger.generations.get(ref)
     if lost is None:
@@ -226,7 +226,7 @@ def require_copyable(worker: WorkerInfo) -> None:
 
 
 def _unreachable(info: GenerationInfo) -> list[int]:
-    """The workers whose state servers do not answer for `RETRY_SECONDS`."""
+    """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
     silent = [worker for worker in info.workers if not _answers(worker)]
     while silent and time.monotonic() < until:
@@ -249,7 +249,7 @@ def _answers(worker: WorkerInfo) -> bool:
 def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
     """Read all rows of a shard.
 
-    Raises DamagedState if its rows or its journal differ from the published checksums.
+    Raise DamagedState if its rows or its journal differ from the published checksums.
     """
     _compare_journal(shard, batch, published)
     shard.verify_rows(batch, published)

@@ -66,7 +66,7 @@ def prepare(driver: Driver) -> None:
 
 
 def read(driver: Driver, step: str, ids: Sequence[str]) -> list[Answer]:
-    """The recorded answers of a step with these ids."""
+    """Read the recorded answers of a step with these ids."""
     answers: list[Answer] = []
     for start in range(0, len(ids), _IDS_AT_ONCE):
         chunk = ids[start : start + _IDS_AT_ONCE]
@@ -91,16 +91,16 @@ def forget_failures(driver: Driver, batch: int) -> None:
 
 
 def forget_all(driver: Driver, before: int) -> None:
-    """Within a transaction, remove the answers of all steps that were recorded before a time, epoch ms."""
+    """Within a transaction, remove all steps' answers from before a time, epoch ms."""
     driver.execute("DELETE FROM answers WHERE at < ?", (before,))
 
 
 def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-    """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+    """Read a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
     return [Answer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
 
 
 def newest(driver: Driver) -> int | None:
-    """The time of the newest answers; None without answers."""
+    """Return the time of the newest answers; None without answers."""
     ((time,),) = driver.fetch("SELECT max(at) FROM answers", ())
     return None if time is None else int(time)

@@ -23,7 +23,10 @@ def checksum_of(total: int) -> str:
 
 
 def row_digest(row: Row) -> int:
-    """The digest of a state row, as the signed integer that databases store; 0 for a tombstone."""
+    """Compute the digest of a state row, as the signed integer that databases store.
+
+    The digest of a tombstone is 0.
+    """
     group_id, key, start, end, value = row
     # The key's length marks where the key ends and the value begins, whatever characters they
     # contain.
@@ -42,7 +45,7 @@ def state_digest(
     wall: int | None,
     data: bytes | None,
 ) -> int:
-    """The digest of an operator's state of a key; 0 if the operator has removed it."""
+    """Compute the digest of an operator's state of a key; 0 if the operator has removed it."""
     if data is None:
         return 0
     begin = (
@@ -53,7 +56,7 @@ def state_digest(
 
 @lru_cache(64)
 def _undue(operator: int, shared: bool) -> str:
-    """The beginning of the text of an operator's states that are never due.
+    """Return the beginning of the text of an operator's states that are never due.
 
     To make it anew for each state would take as long as the rest of the digest.
     """

@@ -36,7 +36,7 @@ def expire(
 ) -> tuple[list[tuple[Any, ...]], int]:
     """Within a transaction, write tombstones for each group's windows that ended before a time.
 
-    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and by how
+    `ends`: group id → this time, epoch ms. Return the expired rows with their digests, and by how
     many rows the table has grown. A call for the same batch can be repeated.
     """
     driver.execute(_CREATE_HORIZONS)

@@ -70,7 +70,7 @@ class LocalShard(Shard):
     def open(cls, url: str, *, to_write: bool = False) -> Self:
         """Open a shard.
 
-        Raises StateError if it does not exist, because a lost shard must not look empty.
+        Raise StateError if it does not exist, because a lost shard must not look empty.
         """
         return cls(open_driver(url, "write" if to_write else "read"))
 
@@ -121,7 +121,7 @@ class LocalShard(Shard):
         }
 
     def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
-        """The places of the rows that may have earlier versions.
+        """Return the places of the rows that may have earlier versions.
 
         Most windows of a batch are new. They start after the newest window that the shard has of
         their key, so this window is asked for once per key, and most windows are not looked up.
@@ -301,9 +301,9 @@ class LocalShard(Shard):
 
     @contextmanager
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
-        """A write transaction of a lease's holder. It fences off holders of older leases.
+        """Write in the transaction of a lease's holder, which fences off holders of older leases.
 
-        Raises EngineError if one of the operators has already written a newer batch. That happens
+        Raise EngineError if one of the operators has already written a newer batch. That happens
         because Spark gives up a task if it cannot reach the task's executor, but the executor may
         still reach the shard, even after the next batch has begun.
         """
@@ -332,7 +332,10 @@ class LocalShard(Shard):
             )
 
     def _require_newest_writer(self, epoch: int) -> None:
-        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
+        """Raise LeaseError if a newer writer exists.
+
+        It may have written the rows that were just read.
+        """
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
             raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
@@ -365,9 +368,9 @@ class LocalShard(Shard):
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-rows, -states))
 
     def _require_row_counts(self) -> int:
-        """The number of rows in the shard.
+        """Return the number of rows in the shard.
 
-        Raises DamagedState if it differs from the recorded number.
+        Raise DamagedState if it differs from the recorded number.
         """
         state_rows, rows_there, states, states_there = self._driver.fetch(
             statements.ROW_COUNTS, ()
@@ -389,7 +392,7 @@ class LocalShard(Shard):
         return Checksums(checksum_of(totals.pop(STATE_ROWS, 0)), checksum_of(sum(totals.values())))
 
     def checksum(self, as_of: int) -> str:
-        """The recorded checksum of the state rows at batch `as_of`."""
+        """Return the recorded checksum of the state rows at batch `as_of`."""
         return self._recorded_checksum(STATE_ROWS, as_of) or NO_CHECKSUM
 
     @override
@@ -421,7 +424,7 @@ class LocalShard(Shard):
             position = page[-1][:4]
 
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
-        """The checksum of an operator's states, or of the state rows, at batch `as_of`.
+        """Return the checksum of an operator's states, or of the state rows, at batch `as_of`.
 
         None if no batch up to `as_of` has written such states or rows.
         """
@@ -433,14 +436,14 @@ class LocalShard(Shard):
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
-        """The value of a key without windows as of a batch; None if it has none."""
+        """Return the value of a key without windows as of a batch; None if it has none."""
         rows = self._driver.fetch(
             statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of)
         )
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """Key → value as of a batch, for several keys. Omits keys without a value."""
+        """Key → value as of a batch, for several keys. Omit keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:
@@ -462,14 +465,17 @@ class LocalShard(Shard):
         until: int,
         limit: int,
     ) -> list[EntryId]:
-        """The sorted ids of the state rows that changed in the batches after `since` up to `until`."""
+        """Return the sorted ids of the rows that changed after batch `since`, up to `until`."""
         rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
         return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
-        """The windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        """Return the windows of a key whose start lies between two times, sorted.
+
+        The times are in epoch ms, both inclusive.
+        """
         return self.scan(group_id, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
 
     @override
@@ -494,7 +500,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
-        """The number of state rows of a range that contain a value of the group's first store.
+        """Count the state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.
         """
@@ -611,9 +617,9 @@ def _checked_digest(
     value: str | None,
     digest: int,
 ) -> int:
-    """The digest of a state row.
+    """Return the digest of a state row.
 
-    Raises DamagedState if the row was altered since it was written.
+    Raise DamagedState if the row was altered since it was written.
     """
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(
@@ -641,7 +647,7 @@ def _is_copy(url: str) -> bool:
 def _discard_sealed(url: str) -> None:
     """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raises Refused if the shard is neither, because it may be in use.
+    Raise Refused if the shard is neither, because it may be in use.
     """
     if not exists(url):
         return

@@ -95,9 +95,10 @@ def read(
     before: int,
     shared: bool,
 ) -> dict[str, StoredState]:
-    """The states of these keys as of the batch before `before`. Omits keys that never had a state.
+    """Read the states of these keys as of the batch before `before`.
 
-    Raises DamagedState if a row has been altered since it was written.
+    Omit keys that never had a state. Raise DamagedState if a row has been altered since it was
+    written.
     """
     states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -113,17 +114,20 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """The keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
+    """Return the keys whose state is due at `until`, by stream time or by the wall clock.
+
+    `clock` is `due` for stream time, or `wall` for the wall clock.
+    """
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
 def earliest_timer(
     driver: Driver, operator: int, before: int, clock: str, after: int
 ) -> int | None:
-    """The earliest time later than `after` at which a state of the operator is due; None if none is.
+    """Return the earliest time later than `after` at which a state of the operator is due.
 
-    The states are those as of the batch before `before`. `clock` is `due` for stream time, or
-    `wall` for the wall clock.
+    None if none is due. The states are those as of the batch before `before`. `clock` is `due` for
+    stream time, or `wall` for the wall clock.
     """
     ((time,),) = driver.fetch(_EARLIEST.format(clock=clock), (operator, after, before))
     return None if time is None else int(time)
@@ -132,7 +136,7 @@ def earliest_timer(
 def remove(driver: Driver, operator: int, batch: int) -> int:
     """Within a transaction, remove an operator's versions of a batch.
 
-    Returns the number removed.
+    Return the number removed.
     """
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
@@ -140,7 +144,7 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
     """Within a transaction, write a batch's versions of the states that have changed.
 
-    Returns by how much the sum of the digests and the number of rows have grown.
+    Return by how much the sum of the digests and the number of rows have grown.
     """
     rows, outdated, digest_growth = [], [], 0
     for s in states:
@@ -165,7 +169,7 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """A page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
+    """Read a page of sorted versions since batch `since`, after (operator, shared, key, batch)."""
     return [
         StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
     ]
@@ -195,7 +199,10 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
-    """The digest sum of all states as of a batch. Reads and checks every version."""
+    """Return the digest sum of all states as of a batch.
+
+    This reads and checks every version.
+    """
     digest_sum, last_key, last_digest = 0, None, 0
     for version in _all_versions(driver, page_rows):
         if version.batch <= as_of:

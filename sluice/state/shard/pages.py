@@ -21,9 +21,10 @@ def pages_of_versions(
     group: int | None = None,
     after: VersionId | None = None,
 ) -> Iterator[list[Version]]:
-    """The versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
+    """Read the versions of state rows since a batch, of all groups or of one.
 
-    With `after`, only the versions that come after it.
+    They are sorted by group, key, window and batch. With `after`, read only the versions that come
+    after it.
     """
     if group is not None:
         after = group, "", _BEFORE_ALL_WINDOWS, _BEFORE_ALL_WINDOWS, -1
@@ -38,9 +39,9 @@ def pages_of_versions(
 def pages_of_states(
     shard: Shard, since: int = 0, after: tuple[int, int, str, int] | None = None
 ) -> Iterator[list[StateVersion]]:
-    """The versions of operator states since a batch, sorted by operator, key and batch.
+    """Read the versions of operator states since a batch, sorted by operator, key and batch.
 
-    With `after` (operator, shared, key, batch), only the versions that come after it.
+    With `after` (operator, shared, key, batch), read only the versions that come after it.
     """
     while page := shard.state_versions(since, after, PAGE):
         yield page

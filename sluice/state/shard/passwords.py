@@ -16,14 +16,14 @@ _PORT = 5432
 
 
 def without_password(address: str) -> str:
-    """A shard's address without secrets, as the ledger stores it."""
+    """Return a shard's address without secrets, as the ledger stores it."""
     if "://" not in address or address.startswith("http"):
         return address
     return _without_secrets(database_url(address)).render_as_string(hide_password=False)
 
 
 def with_password(url: URL) -> URL:
-    """The shard's address with this process's own role, password and parameters of the connection.
+    """Give a shard's address this process's own role, password and parameters of the connection.
 
     They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For
     shards in other databases, libpq looks up the password as usual.
@@ -45,7 +45,10 @@ def _without_secrets(url: URL) -> URL:
 
 
 def _database(url: URL) -> tuple[object, ...]:
-    """Host, port and name of a database. libpq also accepts each of them in the query part of an address."""
+    """Return the host, port and name of a database.
+
+    libpq also accepts each of them in the query part of an address.
+    """
     return (
         url.query.get("host", url.host),
         str(url.query.get("port", url.port or _PORT)),

@@ -36,7 +36,7 @@ class RowIds(msgspec.Struct, frozen=True, array_like=True):
         return zip(self.group_ids, self.keys, strict=True)
 
     def at(self, places: Sequence[int]) -> Self:
-        """The ids at these places in the page."""
+        """Return the ids at these places in the page."""
         return type(self)(
             [self.group_ids[place] for place in places],
             [self.keys[place] for place in places],
@@ -73,7 +73,7 @@ class RowColumns(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def with_needed_tombstones(self, stored: Collection[int]) -> Self:
-        """The rows without the tombstones of rows that are not stored.
+        """Remove the tombstones of rows that are not stored.
 
         `stored` are the places in the page of the rows that the shard has.
         """

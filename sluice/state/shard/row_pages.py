@@ -18,7 +18,7 @@ PAGE_ROWS = 20_000
 
 
 def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
-    """The columns of `StateRow` of a table, sorted for fast writing.
+    """Select the columns of `StateRow` from a table, sorted for fast writing.
 
     Rows with the same key and window are sorted by the columns `then_by`.
     """
@@ -27,7 +27,7 @@ def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
 
 
 def pages_of(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows in pages.
+    """Divide rows into pages.
 
     Only a page of rows at a time needs to become Python objects, which take several times as much
     memory.
@@ -51,12 +51,18 @@ def ids_of(page: pa.Table) -> RowIds:
 
 
 def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
-    """The rows of a page with their digests. `ids` are the page's ids, if the caller has them already."""
+    """Turn the rows of a page into columns with digests.
+
+    `ids` are the page's ids, if the caller has them already.
+    """
     return RowColumns(ids or ids_of(page), page.column("value").to_pylist(), row_digests(page))
 
 
 def row_digests(table: pa.Table) -> list[int]:
-    """The digests of state rows. `checksums.row_digest` has the same rule, and takes three times as long for a row."""
+    """Compute the digests of state rows.
+
+    `checksums.row_digest` has the same rule, and takes three times as long for a row.
+    """
     keys, values = table.column("key"), table.column("value")
     numbers = [
         *(table.column(name) for name in ("group_id", "window_start", "window_end")),

@@ -42,7 +42,7 @@ _TABLES = (
 
 
 def tables(**dialect: str) -> list[str]:
-    """The statements that create a shard's missing tables."""
+    """Return the statements that create a shard's missing tables."""
     return [statement.format(**dialect) if "{" in statement else statement for statement in _TABLES]
 
 
@@ -51,6 +51,9 @@ PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, b
 
 
 def require_format(rows: Sequence[Any]) -> None:
-    """Raise DamagedState unless these rows, read by PROBE, have the format of this version of Sluice."""
+    """Raise DamagedState unless these rows have the format of this version of Sluice.
+
+    PROBE has read the rows.
+    """
     if [*rows] != [(FORMAT,)]:
         raise DamagedState("The shard has no format, or the format of another version of Sluice.")

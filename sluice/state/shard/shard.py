@@ -119,7 +119,7 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     """Checksum of the operator states."""
 
     def difference(self, published: Checksums) -> str:
-        """Describes the first checksum that is not as published; empty if both are as published."""
+        """Describe the first checksum that is not as published; empty if both are as published."""
         for what, actual, expected in (
             ("state rows", self.state_rows, published.state_rows),
             ("operator states", self.states, published.states),
@@ -152,17 +152,17 @@ class Shard(Protocol):
     def begin_run(self, epoch: WholeNumber, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
-        Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong.
-        In a shard of moderate size, it also reads all rows, and raises DamagedState if one was
+        Return the checksums at batch `as_of`. Raise DamagedState if the number of rows is wrong. In
+        a shard of moderate size, it also reads all rows, and raises DamagedState if one was
         altered.
         """
 
     def rows_before(
         self, batch: WholeNumber, ids: RowIds, epoch: WholeNumber
     ) -> dict[int, StoredRow]:
-        """The newest versions of these state rows before a batch, by the row's place in `ids`.
+        """Read the newest versions of these state rows before a batch, by the row's place in `ids`.
 
-        Omits rows without a value.
+        Omit rows without a value.
         """
 
     def write_pages(
@@ -172,9 +172,9 @@ class Shard(Protocol):
         epoch: WholeNumber = 0,
         replaced: DigestSum = None,
     ) -> int:
-        """Write a batch of state rows in one transaction. Returns the number of written rows.
+        """Write a batch of state rows in one transaction. Return the number of written rows.
 
-        A retry replaces the batch. Raises EngineError if the shard has a newer batch.
+        A retry replaces the batch. Raise EngineError if the shard has a newer batch.
 
         A tombstone is written only for a row that the shard has. Other tombstones come from
         sessions that grow several times in a batch: they are for bounds that no earlier batch has
@@ -203,9 +203,9 @@ class Shard(Protocol):
         *,
         shared: bool = False,
     ) -> dict[str, StoredState]:
-        """An operator's states of these keys as of the batch before `before`.
+        """Read an operator's states of these keys as of the batch before `before`.
 
-        Omits keys that never had a state. With `shared`, returns states that belong to no key: the
+        Omit keys that never had a state. With `shared`, read states that belong to no key: the
         state that all keys of the worker share has the empty text as its key, and a table's row
         that a processor reads has the row's name.
         """
@@ -218,7 +218,10 @@ class Shard(Protocol):
         epoch: WholeNumber,
         clock: Clock = "due",
     ) -> list[str]:
-        """The keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
+        """Return the keys whose state is due at `until`, by stream time or by the wall clock.
+
+        `clock` is `due` for stream time, or `wall` for the wall clock.
+        """
 
     def earliest_timer(
         self,
@@ -228,10 +231,10 @@ class Shard(Protocol):
         clock: Clock = "wall",
         after: int = -1,
     ) -> int | None:
-        """The earliest time later than `after`, in ms, at which a state of the operator is due.
+        """Return the earliest time later than `after` at which a state of the operator is due.
 
-        None if no state has such a time. The states are those as of the batch before `before`.
-        `clock` is `due` for stream time, or `wall` for the wall clock.
+        The times are in ms. None if no state has such a time. The states are those as of the batch
+        before `before`. `clock` is `due` for stream time, or `wall` for the wall clock.
         """
 
     def write_states(
@@ -243,11 +246,11 @@ class Shard(Protocol):
     ) -> None:
         """Write states of the operators with these numbers in one transaction.
 
-        A retry replaces the batch. Raises EngineError if one of the operators has a newer batch.
+        A retry replaces the batch. Raise EngineError if one of the operators has a newer batch.
         """
 
     def read_answers(self, step: str, ids: Sequence[str], epoch: WholeNumber) -> list[Answer]:
-        """The recorded answers of a step with these ids, in any order."""
+        """Read the recorded answers of a step with these ids, in any order."""
 
     def write_answers(
         self,
@@ -256,16 +259,23 @@ class Shard(Protocol):
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
     ) -> None:
-        """Record answers in one transaction, independently of batches. The first answer of an id stays.
+        """Record answers in one transaction, independently of batches.
 
-        `forget`: step → epoch ms; the step's answers from before this time are removed.
+        The first answer of an id stays. `forget`: step → epoch ms; the step's answers from before
+        this time are removed.
         """
 
     def forget_failures(self, batch: WholeNumber, epoch: WholeNumber) -> None:
-        """Remove the answers of a batch that are failures, so that its calls are made again when it is repeated."""
+        """Remove the answers of a batch that are failures.
+
+        So its calls are made again when the batch is repeated.
+        """
 
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-        """A page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+        """Read a page of all answers, sorted by time, step and id.
+
+        The page has answers that come after (time, step, id).
+        """
 
     def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
         """Record another shard's answers in a sealed shard, in one transaction.
@@ -274,15 +284,15 @@ class Shard(Protocol):
         """
 
     def journal(self) -> Journal:
-        """The shard's records of the written batches."""
+        """Return the shard's records of the written batches."""
 
     def checksums(self, as_of: int) -> Checksums:
-        """The checksums recorded with batch `as_of`, or with the last batch before it."""
+        """Return the checksums recorded with batch `as_of`, or with the last batch before it."""
 
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch.
 
-        Compares with the published checksum if given, otherwise with the recorded checksum. Raises
+        Compares with the published checksum if given, otherwise with the recorded checksum. Raise
         DamagedState if the checksum differs, or if the database is damaged.
         """
 
@@ -299,15 +309,15 @@ class Shard(Protocol):
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
-        """A page of state rows sorted by key and window, starting after `after`.
+        """Read a page of state rows sorted by key and window, starting after `after`.
 
-        With `checked`, raises DamagedState if a row was altered since it was written.
+        With `checked`, raise DamagedState if a row was altered since it was written.
         """
 
     def compact(self, keep_from: WholeNumber) -> int:
         """Remove the versions that no snapshot since batch `keep_from` can show.
 
-        Returns the number removed. Uses small transactions, so that a writer can work at the same
+        Return the number removed. Uses small transactions, so that a writer can work at the same
         time, and may be interrupted at any time.
         """
 
@@ -317,7 +327,7 @@ class Shard(Protocol):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        """A page of the sorted versions since batch `since` that come after `after`."""
+        """Read a page of the sorted versions since batch `since` that come after `after`."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
@@ -328,19 +338,22 @@ class Shard(Protocol):
         after: tuple[int, int, str, int] | None,
         limit: int,
     ) -> list[StateVersion]:
-        """Like `row_versions`, for operator states that come after (operator, shared, key, batch)."""
+        """Like `row_versions`, for operator states after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Like `absorb_rows`, for operator states."""
 
     def last_places(self) -> LastPlaces:
-        """The last row, state and answer, after which an interrupted copy continues."""
+        """Return the last row, state and answer, after which an interrupted copy continues."""
 
     def row_counts(self) -> RowCounts:
-        """The numbers of rows of each group and operator. Reads the whole shard, which may take minutes."""
+        """Count the rows of each group and operator.
+
+        This reads the whole shard, which may take minutes.
+        """
 
     def replace_journal(self, since: int, journal: Journal) -> None:
-        """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
+        """Remove all versions since batch `since` from a sealed shard, and replace its journal."""
 
     def seal(self, *, sealed: bool = True) -> None:
         """Reject the writes of runs from now on, for example because the shard moves away.

@@ -15,14 +15,18 @@ from sluice.state.shard.postgres_driver import schema_sizes
 
 
 def size_of(location: str) -> int | None:
-    """The size of a shard in bytes; None if there is no shard, or if its database does not answer."""
+    """Return the size of a shard in bytes.
+
+    None if there is no shard, or if its database does not answer.
+    """
     return sizes_of([location]).get(location)
 
 
 def sizes_of(locations: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the size of each shard in bytes, by address.
 
-    Omits shards that do not exist, and shards of a database that does not answer.
+    All shards of a PostgreSQL database take one query. Omit shards that do not exist, and shards of
+    a database that does not answer.
     """
     sizes: dict[str, int] = {}
     schemas: dict[URL, dict[str, str]] = {}

@@ -255,7 +255,10 @@ class SqliteDriver(Driver):
 
 
 def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
-    """The values of all rows, each of which has `width` values, in a list for each statement."""
+    """Divide the values of all rows into a list per statement.
+
+    Each row has `width` values.
+    """
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement

@@ -44,7 +44,7 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction.
 
-    Several processes may do so at once. Raises StateError, and changes nothing, if the ledger is
+    Several processes may do so at once. Raise StateError, and change nothing, if the ledger is
     from before the first release, if a newer version of Sluice has migrated it, or if it has lost
     its version.
     """
@@ -66,7 +66,7 @@ def migrate(engine: Engine) -> None:
 
 
 def _version(connection: Connection) -> str | None:
-    """The ledger's version; None for a new ledger."""
+    """Return the ledger's version; None for a new ledger."""
     if not inspect(connection).has_table(TABLE):
         return None
     version: str | None = connection.execute(text(f"SELECT version_num FROM {TABLE}")).scalar()
@@ -106,7 +106,7 @@ def _create(connection: Connection) -> None:
 def upgrade(connection: Connection, version: str, to: str) -> None:
     """Migrate a ledger from one version to another.
 
-    Raises StateError if this version of Sluice does not know `version`.
+    Raise StateError if this version of Sluice does not know `version`.
     """
     # Versions from before the first release are numbers.
     if version.isdigit():
