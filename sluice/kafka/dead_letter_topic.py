@@ -81,7 +81,7 @@ class DeadLetterFilter:
     """Partition and offset of the dead letter itself."""
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether this filter selects a dead letter."""
+        """Return whether this filter selects a dead letter."""
         return (
             self.reason in ("", letter.reason)
             and (self.since is None or letter.at >= self.since)
@@ -124,7 +124,7 @@ class DeadLetter:
         )
 
     def header(self, name: str) -> str:
-        """Sluice's header `sluice.NAME`; an empty text if it is missing."""
+        """Return Sluice's header `sluice.NAME`; an empty text if it is missing."""
         return self.sluice_headers.get(f"{PREFIX}{name}", "")
 
     @property
@@ -317,5 +317,5 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
 
 
 def is_number(text: str) -> bool:
-    """Whether a header's text is a number that can be an offset."""
+    """Return whether a header's text is a number that can be an offset."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

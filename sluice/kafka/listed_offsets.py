@@ -21,7 +21,7 @@ def list_offsets(
     seconds: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Partition → the offset and timestamp that `which` asks for.
+    """Return partition → the offset and timestamp that `which` asks for.
 
     For a reader of committed records, a partition ends before the first record of its oldest open
     transaction. Raise KafkaException or TimeoutError if no broker answers within `seconds`.

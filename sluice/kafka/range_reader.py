@@ -380,7 +380,7 @@ def _offsets(messages: Sequence[Message]) -> Integers:
 
 
 def _count_at_once(records: Sequence[Message]) -> int:
-    """How many records a call asks for, if they are as large as these."""
+    """Return how many records a call asks for, if they are as large as these."""
     sizes = [len(record) for record in records[:_SIZES_READ]]
     return min(_AT_ONCE, max(_BYTES_AT_ONCE * len(sizes) // max(sum(sizes), 1), 1))
 

@@ -31,7 +31,7 @@ class OldestUnread:
         """Partition and offset → the timestamp of the first record at this offset or after it."""
 
     def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
-        """Partition and first unread offset → the timestamp of the first unread record.
+        """Return partition and first unread offset → the timestamp of the first unread record.
 
         Omit partitions without unread records, and partitions whose record cannot be read in time.
         Raise BrokersUnreachable.
@@ -53,7 +53,7 @@ def timestamps_at(
     kafka: Mapping[str, str],
     offsets: Mapping[Partition, int],
 ) -> dict[Partition, datetime]:
-    """Partition → the timestamp of its first record at or after an offset.
+    """Return partition → the timestamp of its first record at or after an offset.
 
     Also reads records of open transactions. Omit partitions without such a record. Raise
     BrokersUnreachable.

@@ -145,7 +145,7 @@ def redrive(
 
 
 def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
-    """Why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
+    """Say why a dead letter cannot be re-driven; empty if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
     if letter.source is None:

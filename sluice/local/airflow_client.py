@@ -50,11 +50,11 @@ class Airflow:
         ]
 
     def ask(self, path: str, **parameters: Any) -> httpx.Response:
-        """GET a path as the user."""
+        """Get a path as the user."""
         return self._client.get(path, params=parameters or None, headers=self._headers())
 
     def json(self, path: str, **parameters: Any) -> Any:
-        """GET JSON, with decimal numbers as Decimal.
+        """Get JSON, with decimal numbers as Decimal.
 
         Raise EngineError unless the status is 200.
         """

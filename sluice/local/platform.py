@@ -139,7 +139,7 @@ class LocalPlatform:
         stop([self._services.pop(name)])
 
     def processes(self, component: str) -> list[psutil.Process]:
-        """One of Airflow's components and every process that it has started."""
+        """Return one of Airflow's components and every process that it has started."""
         return members({self._services[component].process.pid})
 
     def wait_for_airflow(self, say: Say = _silent) -> None:
@@ -262,10 +262,10 @@ def clear(home: Path) -> None:
 
 
 def _is_ours(session: int, created: float) -> bool:
-    """Whether the processes with this session id belong to the recorded session.
+    """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, they do: its id is not reused while any process of
-    the session is alive.
+    If the session's first process has ended, they do: its id is not reused while any process of the
+    session is alive.
     """
     try:
         return psutil.Process(session).create_time() == created
@@ -282,7 +282,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Secrets that Airflow's components share.
+    """Return secrets that Airflow's components share.
 
     Without them, each component would write secrets of its own to airflow.cfg.
     """

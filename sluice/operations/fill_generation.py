@@ -260,7 +260,7 @@ class Merge:
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
-        """Name of an operator or group → its names in the new generation.
+        """Return name of an operator or group → its names in the new generation.
 
         With `is_kept`, takes the names from the old generation; otherwise from the changed stores'
         generation. A group has the name of its first store.

@@ -150,7 +150,7 @@ def _shards(
 
 
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
-    """How a shard differs from the published state; an empty text if it does not differ."""
+    """Describe how a shard differs from the published state; empty if it does not differ."""
     audit = ledger.audits.newest(info.ref)
     published = None if audit is None else audit.published_checksums(worker)
     if audit is None or published is None:

@@ -303,7 +303,7 @@ class Rebuild:
     def _sources(
         self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
-        """Where a new generation begins to read, and the topics as they are now.
+        """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
         read are read from their beginning. Raise InputError if the topics have lost records that
@@ -329,7 +329,7 @@ class Rebuild:
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
-        """Where a generation that was built began to read, and the topics as they are now.
+        """Return where a generation that was built began to read, and the topics as they are now.
 
         Raise InputError if the topics have lost records that the generation has not read yet.
         """
@@ -360,7 +360,7 @@ class Rebuild:
         identity.require_last_records(now)
 
     def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
-        """Where a generation began to read the topics that the job still reads."""
+        """Return where a generation began to read the topics that the job still reads."""
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
@@ -633,7 +633,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Whether the current generation is the last that a replay has built.
+    """Return whether the current generation is the last that a replay has built.
 
     Nothing is left to promote then.
     """

@@ -101,7 +101,7 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
-    """Whether the topics have none of a batch's records any more.
+    """Return whether the topics have none of a batch's records any more.
 
     False if one of the topics does not exist.
     """

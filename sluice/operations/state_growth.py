@@ -46,7 +46,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
 
 
 def _largest_part(info: GenerationInfo) -> str:
-    """Names the store or the operator with the most rows; empty if a shard cannot be read."""
+    """Name the store or the operator with the most rows; empty if a shard cannot be read."""
     # The module imports the planner, which Airflow need not load to parse the DAG.
     from sluice.engine.run.compatibility import number_of
 
@@ -67,7 +67,10 @@ def _largest_part(info: GenerationInfo) -> str:
 
 
 def is_growing(sizes: Sequence[int]) -> bool:
-    """Whether a state grows without a bound, by its sizes on the last days, the oldest first."""
+    """Return whether a state grows without a bound, by its sizes on the last days.
+
+    The sizes are sorted, oldest first.
+    """
     if len(sizes) < DAYS or sizes[-1] < _SMALL:
         return False
     grows_daily = all(before < after for before, after in pairwise(sizes))

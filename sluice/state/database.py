@@ -80,7 +80,7 @@ def secret_parameters(url: URL) -> dict[str, Any]:
 
 
 def is_durable(url: URL) -> bool:
-    """Whether the data in a SQLite file must survive a crash.
+    """Return whether the data in a SQLite file must survive a crash.
 
     The files of a test driver may be lost.
     """

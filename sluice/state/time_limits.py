@@ -45,13 +45,13 @@ def query_deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Seconds until the deadline; zero or negative after it, None without a deadline."""
+    """Return seconds until the deadline; zero or negative after it, None without a deadline."""
     until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
 
 def is_over() -> bool:
-    """Whether a deadline is set and has passed."""
+    """Return whether a deadline is set and has passed."""
     left = seconds_left()
     return left is not None and left <= 0
 
@@ -111,7 +111,10 @@ def waits_limited(seconds: float | None) -> Iterator[None]:
 
 
 def wait_limit() -> float | None:
-    """When this thread's waits for PostgreSQL end, on the monotonic clock; None without a limit."""
+    """Return when this thread's waits for PostgreSQL end; None without a limit.
+
+    The time is that of the monotonic clock.
+    """
     waits_until: float | None = getattr(_THREAD, "waits_until", None)
     until: float | None = getattr(_THREAD, "until", None)
     return _earlier(waits_until, None if until is None else until + _GRACE_SECONDS)

@@ -38,7 +38,7 @@ def with_descendants(pid: int) -> list[psutil.Process]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process has ended, even if its parent has not asked for its status yet."""
+    """Return whether a process has ended, even if its parent has not asked for its status yet."""
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -94,7 +94,7 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 
 
 def _may_contain_json_text(values: pa.StringArray) -> bool:
-    """Whether the values contain `JSON_TEXT`.
+    """Return whether the values contain `JSON_TEXT`.
 
     This may also be true if two neighboring values contain a part each. The bytes of all values are
     searched at once, because a search of each value takes several times as long.
@@ -290,7 +290,7 @@ def headers_with_window(table: pa.Table) -> pa.Array:
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    """Headers with the bounds of each record's window."""
+    """Return headers with the bounds of each record's window."""
     bounds = np.stack([table.column(name).to_numpy() for name in WINDOW], axis=1)
     texts = pa.array(bounds.ravel()).cast(pa.string()).cast(pa.binary())
     names = pa.array([*WINDOW]).take(pa.array(np.tile((0, 1), len(table))))

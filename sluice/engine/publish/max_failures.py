@@ -49,7 +49,7 @@ class Limit:
     most: float
 
     def is_exceeded(self, count: int, read: int) -> bool:
-        """Whether `count` of `read` records are too many."""
+        """Return whether `count` of `read` records are too many."""
         if isinstance(self.most, int):
             return count > self.most
         return count >= LEAST_REJECTED and count > self.most * read
@@ -108,7 +108,7 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
-    """Reason → number of records that could not be read."""
+    """Return reason → number of records that could not be read."""
     rejected: dict[str, int] = {}
     for name, count in counts.items():
         if name.startswith(_REJECTED) and name not in _NOT_REJECTED:
@@ -131,7 +131,7 @@ def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> s
 
 
 def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dict[str, str]:
-    """Reason → the error of a record that was rejected for this reason."""
+    """Return reason → the error of a record that was rejected for this reason."""
     examples: dict[str, str] = {}
     for headers in _headers(dead_letters):
         reason = headers.get(FIRST, "")

@@ -144,7 +144,7 @@ class OutputWriter:
         return records, of_tables
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
-        """All results of the batch for sinks, not encoded yet."""
+        """Return all results of the batch for sinks, not encoded yet."""
         for sink in self.job.stream_sinks:
             for table in _stream_tables(sink, output.collected.records(sink.topic)):
                 yield sink, table
@@ -188,7 +188,7 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table.
+        """Return destination → output → the rows for the output's table.
 
         Includes outputs without rows in this batch.
         """

@@ -440,7 +440,10 @@ def _metadata(batch: BegunBatch, result: BatchResult) -> Batch:
 
 
 def _moved_ends(batch: BegunBatch) -> dict[str, dict[str, int]]:
-    """Topic → partition → the batch's end offset, for partitions from which it has read records."""
+    """Return topic → partition → the batch's end offset.
+
+    Omit partitions from which the batch has read no records.
+    """
     ends: dict[str, dict[str, int]] = {}
     for topic, planned in batch.plan.ends.items():
         before = batch.before.get(topic, {})

@@ -238,7 +238,7 @@ def _with_values(rows: pa.Table, values: pa.Array | pa.ChunkedArray) -> pa.Table
 
 
 def _rows_of_shard(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
-    """Rows for stores and groups as state rows, with their positions.
+    """Turn rows for stores and groups into state rows, with their positions.
 
     The value of a store's row becomes an array of this one value, as in the state rows of groups.
     """

@@ -85,7 +85,7 @@ def table_rows(
 
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
-    """One `Rows` with the rows of all parts."""
+    """Join the rows of all parts."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
     written = chain.from_iterable(part.written for part in parts)
@@ -107,7 +107,7 @@ def _key(column: Column, key: str) -> Any:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is a whole number in its usual form.
+    """Return whether the text is a whole number in its usual form.
 
     A text such as `007` does not count as a number, because it would become the same number as `7`.
     """

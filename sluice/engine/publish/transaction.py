@@ -144,7 +144,7 @@ class TransactionalOutput:
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
-        """Whether the marker of the ledger's newest batch is gone.
+        """Return whether the marker of the ledger's newest batch is gone.
 
         If it is gone, the marker of a later batch, which was not published, may be gone, too.
         """

@@ -205,7 +205,7 @@ class ValueDecoder:
         decoded.reject(errors)
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
-        """Whether the JSON of all values has each field of the contract once, and no other field.
+        """Return whether the JSON of all values has each field of the contract once, and no other.
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
@@ -275,7 +275,7 @@ class ValueDecoder:
         return True
 
     def _have_usual_years(self, values: list[Any]) -> bool:
-        """Whether all times are in the years 2 to 9998.
+        """Return whether all times are in the years 2 to 9998.
 
         A change of zone then keeps them in the years 1 to 9999.
         """

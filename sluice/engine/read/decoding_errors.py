@@ -56,7 +56,7 @@ def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
 
 
 def _has_unpaired_surrogate(text: bytes) -> bool:
-    """Whether the text is valid JSON except for an unpaired surrogate.
+    """Return whether the text is valid JSON except for an unpaired surrogate.
 
     msgspec calls such a text truncated or invalid.
     """

@@ -47,7 +47,7 @@ class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """Partition → the first offset with a timestamp of at least `time`.
+        """Return partition → the first offset with a timestamp of at least `time`.
 
         Omit partitions without such an offset.
         """

@@ -57,7 +57,7 @@ class RecordKeys:
         return self.columns.source
 
     def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
-        """Kafka keys as text.
+        """Decode Kafka keys to text.
 
         A key that cannot be decoded becomes the error that its decoder raised.
         """
@@ -275,7 +275,7 @@ def _decoded_by_author(
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
-    """Kafka keys as text. A key that is not UTF-8 becomes the error of its decoding."""
+    """Decode Kafka keys to text. A key that is not UTF-8 becomes the error of its decoding."""
     for key in keys:
         try:
             yield None if key is None else key.decode()

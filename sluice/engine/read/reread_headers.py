@@ -11,7 +11,7 @@ Headers = list[Mapping[str, str | bytes | None]]
 
 
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
-    """Place → the headers of the record at this place.
+    """Return place → the headers of the record at this place.
 
     Omit records without headers, and records that are no longer in the topics. Raise the errors of
     `records_at`.

@@ -394,7 +394,7 @@ class StreamReader(Reader):
         begin: int,
         end: int,
     ) -> bool:
-        """Whether all records in a range fit the columns and have valid event times."""
+        """Return whether all records in a range fit the columns and have valid event times."""
         some = records.slice(begin, end - begin)
         return self._valid_columns(decoder, some, values[begin:end], output, clock) is not None
 
@@ -406,7 +406,7 @@ class StreamReader(Reader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """For each record, the reason why it is rejected, or None.
+        """Return the reason why each record is rejected, or None.
 
         Used if some record does not fit the columns.
         """
@@ -468,7 +468,7 @@ class StreamReader(Reader):
 
 
 def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
-    """Source and partition of rows of the same partition."""
+    """Return source and partition of rows of the same partition."""
     return rows.column("_source")[0].as_py(), rows.column("_partition")[0].as_py()
 
 

@@ -93,7 +93,7 @@ class KafkaTimestamps:
             yield cls(kafka, reader, ends)
 
     def index(self, time: int) -> Offsets:
-        """Partition → the first offset with a timestamp of at least `time`.
+        """Return partition → the first offset with a timestamp of at least `time`.
 
         Omit partitions without such an offset.
         """

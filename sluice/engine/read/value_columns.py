@@ -158,7 +158,7 @@ class ValueColumns:
         return times
 
     def _numbers_in_ms(self, numbers: pa.Array) -> pa.Array:
-        """Numbers in the declared unit as ms, rounded down.
+        """Convert numbers in the declared unit to ms, rounded down.
 
         A number that is too large remains too large.
         """

@@ -297,7 +297,7 @@ def _expect_size(
 
 
 def depends_on_order(job: Job, partitions: Mapping[str, int]) -> bool:
-    """Whether results depend on the order of records across partitions.
+    """Return whether results depend on the order of records across partitions.
 
     `partitions`: topic → number of partitions.
     """

@@ -44,7 +44,7 @@ class BatchQuery:
         self._query = query.start_batch(start.number, self._function, checkpoint)
 
     def has_read(self, start: BatchStart) -> bool:
-        """Whether the tasks that read have begun with what they must know by this start."""
+        """Return whether the tasks that read have begun as they would with this start."""
         return self._start.is_read_like(start)
 
     def finish(self, start: BatchStart, publish: Publish) -> PublishedBatch:

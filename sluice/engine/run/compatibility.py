@@ -137,7 +137,7 @@ class StoreChanges:
 
 
 def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
-    """Whether two stores have the same meaning.
+    """Return whether two stores have the same meaning.
 
     Group and column may differ: rows are copied to the new group.
     """
@@ -180,12 +180,12 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
 
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
-    """Whether the pipeline `now` can continue with the state of `before`."""
+    """Return whether the pipeline `now` can continue with the state of `before`."""
     return not incompatible_changes(before, now)
 
 
 def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
-    """Whether both generations compute the same state from the same records."""
+    """Return whether both generations compute the same state from the same records."""
     return is_compatible(before, now) and not changed_functions(before, now)
 
 

@@ -82,7 +82,7 @@ class Frames:
         return shuffled.mapInArrow(self._write.__call__, ROW_BATCH_TYPE)
 
     def _through_tasks(self) -> DataFrame:
-        """Row batches after the last stage, which Python tasks compute alone.
+        """Build the row batches after the last stage, which Python tasks compute alone.
 
         Raise NeedsSparkError if Spark must compute a step.
         """
@@ -103,7 +103,7 @@ class Frames:
         return row_batches
 
     def _through_sql(self) -> DataFrame:
-        """Row batches after the last stage, which Python tasks and Spark SQL compute in turns."""
+        """Build the row batches after the last stage with Python tasks and Spark SQL in turns."""
         python_steps.register(self.spark, self.job)
         # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
         # failure ends the query.

@@ -197,7 +197,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Whether the holder works for another run and is alive.
+        """Return whether the holder works for another run and is alive.
 
         A living holder has renewed the lease since `first`.
         """
@@ -271,7 +271,7 @@ def current_lease(
 
 
 def is_gone(row: LeaseRow) -> bool:
-    """Whether the holder was a process of this machine and has certainly ended."""
+    """Return whether the holder was a process of this machine and has certainly ended."""
     machine, _, started = row.process.rpartition("/")
     # Process ids of another machine or container say nothing about processes here.
     if not (machine and started) or machine != _machine():
@@ -297,7 +297,10 @@ def _is_visible(pid: int) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process with this id exists. It may be another process, which got the id later."""
+    """Return whether a process with this id exists.
+
+    It may be another process, which got the id later.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -37,7 +37,7 @@ StartQuery: TypeAlias = Callable[[BatchStart, WhenRead], BatchQuery]
 
 
 def may_read_ahead(job: Job) -> bool:
-    """Whether the tasks may read a batch before the previous batch is published.
+    """Return whether the tasks may read a batch before the previous batch is published.
 
     If there are several shuffles, the tasks before the last shuffle also write states, which must
     not be written before the previous batch is published. And if tasks that read need a stream time

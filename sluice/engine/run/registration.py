@@ -119,7 +119,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
 
 
 def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
-    """Each operator's name and its definition.
+    """Return each operator's name and its definition.
 
     The definition consists of the operator's number and of the steps that define the meaning of its
     states.

@@ -97,7 +97,7 @@ def join_steps(
 
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
-    """Whether no result depends on where batches end, or on the time of processing."""
+    """Return whether no result depends on where batches end, or on the time of processing."""
     return (
         not job.has_operators
         and not any(isinstance(layer, Transformation) for layer in job.layers)

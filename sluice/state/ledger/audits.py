@@ -160,7 +160,7 @@ class Audits(LedgerPart):
         return {GenerationRef(row["pipeline"], row["generation"]): _audit(row) for row in rows}
 
     def of_run(self, ref: GenerationRef, run: str) -> list[Audit]:
-        """All retained audits of the batches that a run published, oldest first."""
+        """Return all retained audits of the batches that a run published, oldest first."""
         statement = (
             select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
         )

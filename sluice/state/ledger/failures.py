@@ -139,7 +139,7 @@ class Failures(LedgerPart):
     """The failures of all pipelines."""
 
     def all(self, now: datetime | None = None) -> list[Failure]:
-        """All failures, sorted by pipeline, kind and host."""
+        """Return all failures, sorted by pipeline, kind and host."""
         expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
         rows = self._read(_UNEXPIRED, {"expired": _as_text(expired)})
         return [_failure(row) for row in rows]

@@ -222,7 +222,7 @@ class Generations(LedgerPart):
             return _current_number(connection, pipeline)
 
     def is_replayed(self, pipeline: str) -> bool:
-        """Whether a replay has built the current generation of a pipeline."""
+        """Return whether a replay has built the current generation of a pipeline."""
         rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
 
@@ -295,7 +295,7 @@ class Generations(LedgerPart):
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Forgotten generation → its workers, whose shards have not been removed yet."""
+        """Return forgotten generation → its workers, whose shards have not been removed yet."""
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
@@ -314,7 +314,7 @@ class Generations(LedgerPart):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
-        """Names of all pipelines with a current generation, sorted."""
+        """Return the names of all pipelines with a current generation, sorted."""
         return [
             row["pipeline"]
             for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))
@@ -346,7 +346,7 @@ class Generations(LedgerPart):
         return self._infos(self._read(statement))
 
     def all(self, pipeline: str) -> list[GenerationInfo]:
-        """All generations of a pipeline, sorted by number."""
+        """Return all generations of a pipeline, sorted by number."""
         statement = select(GENERATIONS).where(GENERATIONS.c.pipeline == pipeline)
         return self._infos(self._read(statement.order_by(GENERATIONS.c.generation)))
 

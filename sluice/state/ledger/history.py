@@ -58,7 +58,7 @@ class History(LedgerPart):
         return [_batch(row) for row in self._read(statement)]
 
     def get(self, ref: GenerationRef, number: int) -> Batch | None:
-        """One batch of a generation; None if it has not been published."""
+        """Return one batch of a generation; None if it has not been published."""
         rows = self._read(select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number))
         return _batch(rows[0]) if rows else None
 

@@ -104,7 +104,7 @@ class Ledger:
             return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → the pipeline's next offset.
+        """Return topic → partition → the pipeline's next offset.
 
         Omit partitions that the pipeline has not read yet.
         """

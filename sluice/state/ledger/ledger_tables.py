@@ -424,7 +424,7 @@ SIZES = Table(
 
 @lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
-    """Condition that selects the rows of one generation."""
+    """Return the condition that selects the rows of one generation."""
     return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
 
 
@@ -439,7 +439,7 @@ def of_given_ref(table: Table) -> ColumnElement[bool]:
 
 
 def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:
-    """Condition that selects the rows of several generations."""
+    """Return the condition that selects the rows of several generations."""
     pairs = [(ref.pipeline, ref.generation) for ref in refs]
     return tuple_(table.c.pipeline, table.c.generation).in_(pairs)
 

@@ -49,7 +49,7 @@ class Placement(msgspec.Struct, frozen=True):
         return f"{'https' if self.tls else 'http'}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
-        """URL of the worker's shard of one generation."""
+        """Return URL of the worker's shard of one generation."""
         return f"{self.url}/{self.pipeline}/{ref.generation}/{self.number}"
 
 
@@ -65,7 +65,7 @@ class Placements(LedgerPart):
     """The placements of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Placement]:
-        """Worker number → placement, for a pipeline's workers."""
+        """Return worker number → placement, for a pipeline's workers."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _of_pipeline(connection, pipeline)
 
@@ -117,7 +117,7 @@ class Placements(LedgerPart):
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Whether nothing has changed the worker's placement since this move began.
+        """Return whether nothing has changed the worker's placement since this move began.
 
         Another move that has begun would change the placement, too.
         """
@@ -149,7 +149,7 @@ class Placements(LedgerPart):
             _write_placement(connection, move)
 
     def epochs(self, pipeline: str) -> dict[int, int]:
-        """Worker number → the epoch of the newest change of its placement.
+        """Return worker number → the epoch of the newest change of its placement.
 
         Equal epochs mean equal placements.
         """
@@ -163,7 +163,7 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """For each shard in `locations`, the address at which a run writes the shard.
+        """Return the address at which a run writes each shard in `locations`.
 
         This is the address in `locations`, or a state server's URL.
         """
@@ -215,7 +215,7 @@ def _of_pipelines(
     connection: Connection,
     pipelines: Sequence[str],
 ) -> dict[tuple[str, int], Placement]:
-    """Pipeline and worker number → placement."""
+    """Return pipeline and worker number → placement."""
     statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
     rows = connection.execute(statement).mappings()
     return {(row["pipeline"], row["number"]): Placement(**dict(row)) for row in rows}

@@ -28,7 +28,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
-        """Worker → the reason why its shard must not be read."""
+        """Return worker → the reason why its shard must not be read."""
         return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:

@@ -235,7 +235,7 @@ class Snapshots(LedgerPart):
         return self._newest(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
 
     def all_of_run(self, pipeline: str, run: str) -> list[Snapshot]:
-        """All snapshots that a run published, oldest first.
+        """Return all snapshots that a run published, oldest first.
 
         A run that lingers publishes thousands.
         """
@@ -382,7 +382,7 @@ def _snapshot(row: RowMapping) -> Snapshot:
 
 
 def _before(table: Table) -> ColumnElement[bool]:
-    """Condition that selects a generation's rows of earlier batches.
+    """Return the condition that selects a generation's rows of earlier batches.
 
     Its parameters are those of `of_given_ref`, and `batch`.
     """

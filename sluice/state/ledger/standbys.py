@@ -55,11 +55,11 @@ class Standbys(LedgerPart):
     """The standbys of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Standby]:
-        """Worker number → standby, for a pipeline's workers."""
+        """Return worker number → standby, for a pipeline's workers."""
         return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
-        """Pipeline and worker number → standby."""
+        """Return pipeline and worker number → standby."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline.in_(pipelines)))
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 

@@ -177,7 +177,7 @@ def _pages(
     after: EntryId | None = None,
     size: int = _PAGE,
 ) -> Iterator[list[Entry]]:
-    """All entries of the range, page by page."""
+    """Return all entries of the range, page by page."""
     while True:
         state_rows = shard.scan(query.group_id, query.as_of, within, after=after, limit=size)
         yield query.entries(state_rows)

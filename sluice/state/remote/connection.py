@@ -49,7 +49,10 @@ def client_options(
     *,
     verify_certificate: bool = True,
 ) -> dict[str, Any]:
-    """Arguments for httpx clients that call state servers. Raise SettingsError without a token."""
+    """Return arguments for httpx clients that call state servers.
+
+    Raise SettingsError without a token.
+    """
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},

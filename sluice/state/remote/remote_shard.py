@@ -187,7 +187,7 @@ class RemoteShard(Shard):
 
 
 def _is_of_other_version(response: httpx.Response) -> bool:
-    """Whether the response is that of a state server whose version does not know the call."""
+    """Return whether a state server's version does not know the call."""
     is_unknown = response.status_code == httpx.codes.NOT_FOUND
     return is_unknown and PROTOCOL_HEADER not in response.headers
 

@@ -106,7 +106,7 @@ def _no_answer(address: str, error: Exception) -> StateError:
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether the host has refused a connection.
+    """Return whether the host has refused a connection.
 
     The HTTP client raises its own error because of the system's error.
     """

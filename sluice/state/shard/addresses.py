@@ -32,7 +32,7 @@ def drop(url: str) -> None:
 
 
 def exists(url: str) -> bool:
-    """Whether there is a shard, or a part of a shard, that this process can open."""
+    """Return whether there is a shard, or a part of a shard, that this process can open."""
     parsed = with_password(_parse(url))
     return (
         Path(parsed.database or "").exists()
@@ -59,12 +59,12 @@ def location(base_url: str, ref: GenerationRef, worker: int) -> str:
 
 
 def is_remote(url: str) -> bool:
-    """Whether an address is a state server's URL."""
+    """Return whether an address is a state server's URL."""
     return url.startswith(("http://", "https://"))
 
 
 def is_file(url: str) -> bool:
-    """Whether an address names a SQLite file."""
+    """Return whether an address names a SQLite file."""
     return not is_remote(url) and _parse(url).get_backend_name() == "sqlite"
 
 

@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def by_worker(answers: Iterable[Answer], workers: int) -> dict[int, list[Answer]]:
-    """Worker's number → the answers for its keys, if there are `workers` workers."""
+    """Return worker's number → the answers for its keys, if there are `workers` workers."""
     divided: dict[int, list[Answer]] = defaultdict(list)
     for answer in answers:
         divided[owner(answer.key, workers)].append(answer)

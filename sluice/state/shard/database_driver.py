@@ -82,13 +82,16 @@ class Driver(Protocol):
         """Read the whole database. Raise StateError if its internal structures are damaged."""
 
     def has_table(self, name: str) -> bool:
-        """Whether the shard has this table. Some tables are created when they are first needed."""
+        """Return whether the shard has this table.
+
+        Some tables are created when they are first needed.
+        """
 
     def is_current(self) -> bool:
-        """Whether the opened shard is still at its address, not replaced or deleted."""
+        """Return whether the opened shard is still at its address, not replaced or deleted."""
 
     def is_sealed(self) -> bool:
-        """Whether the shard is sealed, so that runs cannot write to it.
+        """Return whether the shard is sealed, so that runs cannot write to it.
 
         Within a transaction, the answer holds until the transaction's end.
         """

@@ -432,7 +432,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
-        """Batch → number of state rows written."""
+        """Return batch → number of state rows written."""
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
@@ -443,7 +443,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """Key → value as of a batch, for several keys. Omit keys without a value."""
+        """Return key → value as of a batch, for several keys. Omit keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:
@@ -637,7 +637,7 @@ def _require_checksum(total: int, expected: str, what: str) -> None:
 
 
 def _is_copy(url: str) -> bool:
-    """Whether there is a sealed shard, which may be an unfinished copy."""
+    """Return whether there is a sealed shard, which may be an unfinished copy."""
     if not exists(url):
         return False
     with LocalShard.open(url) as shard:

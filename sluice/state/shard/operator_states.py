@@ -176,7 +176,7 @@ def versions(
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
-    """All versions in order, each checked against its digest."""
+    """Return all versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
         for version in page:

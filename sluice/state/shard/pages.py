@@ -51,7 +51,7 @@ def pages_of_states(
 def pages_of_answers(
     shard: Shard, after: tuple[int, str, str] | None = None
 ) -> Iterator[list[Answer]]:
-    """All recorded answers, sorted by time, step and id.
+    """Return all recorded answers, sorted by time, step and id.
 
     With `after` (time, step, id), only the answers that come after it.
     """

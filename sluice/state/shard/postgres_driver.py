@@ -286,7 +286,7 @@ def _connect(
 
 
 def has_schema(url: URL) -> bool:
-    """Whether the schema that an address names exists."""
+    """Return whether the schema that an address names exists."""
     with _postgres_errors(), _connect(url, {}) as connection:
         query = "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL"
         row = connection.execute(query, [str(url.query["schema"])]).fetchone()

@@ -25,7 +25,7 @@ class Range:
 
     @classmethod
     def of_key(cls, key: str, start_from: int | None = None, start_to: int | None = None) -> Self:
-        """All windows of one key."""
+        """Return all windows of one key."""
         return cls(first=key, last=key, start_from=start_from, start_to=start_to)
 
 

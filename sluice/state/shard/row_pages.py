@@ -37,7 +37,7 @@ def pages_of(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def repeats_previous(table: pa.Table) -> Mask:
-    """Whether each of the sorted rows has the same key and window as the row before it."""
+    """Return whether each sorted row has the same key and window as the preceding row."""
     repeats = np.ones(len(table), bool)
     repeats[:1] = False
     for name in _ID:

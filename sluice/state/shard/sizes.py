@@ -57,7 +57,7 @@ def _size_of_files(url: URL) -> int | None:
 
 
 def _sizes_in_postgres(database: URL, locations: Mapping[str, str]) -> dict[str, int]:
-    """Address of a shard → its size. `locations`: schema → the address."""
+    """Return address of a shard → its size. `locations`: schema → the address."""
     sizes: dict[str, int] = {}
     with suppress(StateError):
         for schema, size in schema_sizes(database, [*locations]).items():

@@ -241,7 +241,7 @@ class SqliteDriver(Driver):
         return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Whether the error means damage, rather than a full disk or a lock of another process."""
+        """Return whether the error means damage, not a full disk or another process's lock."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)
