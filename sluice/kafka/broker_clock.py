@@ -1,4 +1,7 @@
-"""Reads the clock of a broker: the time that the broker gives to a record of a topic with its own timestamps."""
+"""Reads the clock of a broker.
+
+It is the time that the broker gives to a record of a topic with its own timestamps.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ still requires the name of a group."""
 _SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key")
 """The settings whose files the driver sends to executors."""
 _READ_BY_EXECUTORS = ("ssl.keystore.location", "ssl.crl.location")
-"""The settings whose files executors read themselves. The client takes no text in place of these files."""
+"""The settings whose files executors read themselves. The client takes no text in place of these
+files."""
 
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")

@@ -72,7 +72,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, the rejected record's partition, or their own position."""
+    """Selects dead letters by reason, time, position, or the rejected record's partition."""
 
     reason: str = ""
     since: datetime | None = None

@@ -1,10 +1,10 @@
-"""Reads ranges of offsets. No other module needs to know what gaps, ends and errors of partitions look like.
+"""Reads ranges of offsets.
 
-A range can have fewer records than offsets: compaction removes records, and a reader of committed
-records sees neither the markers of transactions nor the records of aborted transactions. Such
-offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
-read completely as soon as the reader gets a record from after the range, or reaches the end of the
-partition there.
+No other module needs to know what gaps, ends and errors of partitions look like. A range can have
+fewer records than offsets: compaction removes records, and a reader of committed records sees
+neither the markers of transactions nor the records of aborted transactions. Such offsets can be at
+the beginning of a range, at its end, or everywhere. A range has therefore been read completely as
+soon as the reader gets a record from after the range, or reaches the end of the partition there.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ _RUN_AGAIN = (
     "Run the pipeline again: it checks its topics first, and its error says what you can do."
 )
 _QUESTION_S = 5.0
-"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions within a second."""
+"""After this silence, the reader asks a broker about the topics. A broker learns of new partitions
+within a second."""
 _STATISTICS_MS = 5_000
 _ANSWER_S = 5.0
 _WAIT_S = 0.05
 """How long a call waits until it has read as many records as it asks for."""
 _AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
-"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit into a processor's
-caches, each message takes a sixth more CPU time."""
+"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit
+into a processor's caches, each message takes a sixth more CPU time."""
 _SIZES_READ = 100
 # A consumer that chooses its partitions itself needs no group, but the client asks for the group's
 # coordinator.
@@ -125,7 +126,8 @@ class RangeReader:
         self._reason = ""
         """The last error of a connection since the brokers have last answered."""
         self._has_asked = False
-        """Whether the reader has asked a broker about the topics since the brokers have last answered."""
+        """Whether the reader has asked a broker about the topics since the brokers have last
+        answered."""
         with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,

@@ -1,4 +1,4 @@
-"""The number of records that a pipeline has not read: `Lag` counts them, from the offsets of its topics."""
+"""The records that a pipeline has not read: `Lag` counts them by its topics' offsets."""
 
 from __future__ import annotations
 

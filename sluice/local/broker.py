@@ -91,12 +91,13 @@ class Broker:
 
 
 class EmbeddedKafka:
-    """A Kafka broker that runs during a `with` block, with its data in `folder`, on `port` or on any free port.
+    """A Kafka broker that runs during a `with` block, with its data in `folder`.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder. A
-    `quick` broker needs a third less processor time to start, but can handle fewer records per
-    second. `config` has more settings of the broker. If `config` names listeners, the broker has
-    them in addition to its default listener, which has no security.
+    It listens on `port`, or on any free port. The data are kept when the broker stops, so that it
+    can be started again with the same folder. A `quick` broker needs a third less processor time to
+    start, but can handle fewer records per second. `config` has more settings of the broker. If
+    `config` names listeners, the broker has them in addition to its default listener, which has no
+    security.
     """
 
     def __init__(

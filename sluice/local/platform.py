@@ -1,4 +1,7 @@
-"""Starts Kafka and Airflow on this machine for the demo and the tests, and removes all of their files afterwards."""
+"""Starts Kafka and Airflow on this machine for the demo and the tests.
+
+Afterwards, removes all of their files.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def _silent(_: str) -> None: ...
 
 @dataclass
 class LocalPlatform:
-    """A broker and Airflow with all its components, on the loopback address, with their files in `home`.
+    """A broker and Airflow's components, on the loopback address, with files in `home`.
 
     As a context manager, it ends all of its processes, however the block ends.
     """

@@ -1,4 +1,4 @@
-"""Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
+"""Computes a pipeline's new and changed stores from its topics, and keeps its other state.
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that
 readers do not see, while runs go on. The rows of this generation and the kept rows of the newest

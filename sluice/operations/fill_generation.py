@@ -1,7 +1,8 @@
-"""Fills a new generation's shards with the kept state of the old generation and the computed state of changed stores.
+"""Fills a new generation's shards with kept state and with computed stores.
 
-The old generation and the generation of the changed stores number their groups and operators
-differently. If a group has kept and changed stores, its rows combine values from both generations.
+The kept state is the old generation's; the stores are those that have changed. The old generation
+and the generation of the changed stores number their groups and operators differently. If a group
+has kept and changed stores, its rows combine values from both generations.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
-"""What follows an operator's name in the names of its stream times: `.any` for all of its rows, `.0`
-and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
+"""What follows an operator's name in the names of its stream times: `.any` for all of its rows,
+`.0` and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ComputedStores:
 
 @dataclass(frozen=True)
 class _Input:
-    """A group of the old generation, or of the changed stores, from which a new group gets values."""
+    """A group, old or of the changed stores, from which a new group gets values."""
 
     kept: bool
     """Whether the group belongs to the old generation, rather than to the changed stores."""
@@ -99,7 +100,7 @@ _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Merge:
-    """Fills the shards of a new generation from the shards of the old generation and of the changed stores."""
+    """Fills a new generation's shards from those of the old one and of the changed stores."""
 
     def __init__(
         self,

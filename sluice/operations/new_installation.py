@@ -1,8 +1,8 @@
-"""Fills an empty installation with copies of a ledger and its shards: the common part of an import and a restore.
+"""Fills an empty installation with copies of a ledger and its shards.
 
-The shards are copied first, and stay sealed. After them, the ledger is copied, in one transaction.
-Until this transaction ends, nothing reads the shards, so an interrupted copy can be repeated. At
-the end, the shards are unsealed.
+Imports and restores have this in common. The shards are copied first, and stay sealed. After them,
+the ledger is copied, in one transaction. Until this transaction ends, nothing reads the shards, so
+an interrupted copy can be repeated. At the end, the shards are unsealed.
 """
 
 from __future__ import annotations

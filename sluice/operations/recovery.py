@@ -43,7 +43,7 @@ _MOST_LOST_GENERATIONS = 20
 
 @dataclass(frozen=True)
 class Recovery:
-    """What can be recovered of a pipeline whose ledger does not have the batch that was written last."""
+    """What can be recovered of a pipeline whose ledger lacks the batch that was written last."""
 
     known: Snapshot | None
     """The newest snapshot in the ledger."""
@@ -53,7 +53,8 @@ class Recovery:
     lost_shards: Mapping[int, str]
     """Worker → why its shard cannot be used."""
     leftovers: tuple[str, ...]
-    """The addresses of shards of later generations, which the ledger has lost and no marker names."""
+    """The addresses of shards of later generations, which the ledger has lost and no marker
+    names."""
 
     @property
     def snapshot(self) -> str:

@@ -1,11 +1,11 @@
-"""Restores lost or damaged state before a run: from standbys, or from the topics if they still have all records.
+"""Restores lost or damaged state before a run.
 
-A standby takes the place of a worker's shard that is damaged, or whose state server does not
-answer, if the standby has the newest snapshot and matches its checksums. Otherwise, damaged state
-is restored from the topics by a rebuild: a new generation is built, compared with the published
-checksums, and promoted. Until then, readers get the intact part of the damaged generation, marked
-as partial. If the driver is killed, the next run removes the unfinished generation and starts
-again.
+It comes from standbys, or from the topics if they still have all records. A standby takes the place
+of a worker's shard that is damaged, or whose state server does not answer, if the standby has the
+newest snapshot and matches its checksums. Otherwise, damaged state is restored from the topics by a
+rebuild: a new generation is built, compared with the published checksums, and promoted. Until then,
+readers get the intact part of the damaged generation, marked as partial. If the driver is killed,
+the next run removes the unfinished generation and starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RepairingRun:
-    """A run of a pipeline's current generation, which restores damaged state before it reads records."""
+    """A run of a pipeline's current generation, which first restores damaged state."""
 
     spark: Starting
     job: Job

@@ -1,4 +1,4 @@
-"""Notices that the state of a pipeline grows without a bound, from its size on each of the last days."""
+"""Notices that a pipeline's state grows without a bound, by its sizes on the last days."""
 
 from __future__ import annotations
 

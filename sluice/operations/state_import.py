@@ -1,8 +1,9 @@
-"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
+"""Copies a ledger and its shards to other databases, with all kept snapshots.
 
-Unlike a restore, an import copies state that is in use. The leases of all generations are held
-meanwhile, so that no run writes. The old shards stay sealed: a run that still has the old settings
-stops, instead of continuing from a state that is no longer read.
+For example, it copies SQLite files to PostgreSQL. Unlike a restore, an import copies state that is
+in use. The leases of all generations are held meanwhile, so that no run writes. The old shards stay
+sealed: a run that still has the old settings stops, instead of continuing from a state that is no
+longer read.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from sluice.server.http_protocol import PatientProtocol
 log = logging.getLogger(__name__)
 
 UNPROVEN_SECONDS = 5.0
-"""How long a connection stays open without a request that has the token. The TLS handshake is a part
-of this time."""
+"""How long a connection stays open without a request that has the token. The TLS handshake is a
+part of this time."""
 MOST_UNPROVEN = 1_000
 """The limit of unproven connections. It is high, because many callers with the token may connect at
 the same moment, before the server reads their requests."""

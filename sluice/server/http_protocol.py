@@ -49,16 +49,17 @@ UNREAD_SECONDS = 30.0
 """How long a client may read nothing while a response waits for it."""
 _MOST_HEAD_BYTES = 64 * 2**10
 PROVEN = "sluice_proven"
-"""A key in a request's scope. Its value is the function to call when the request has shown the token."""
+"""A key in a request's scope. Its value is the function to call when the request has shown the
+token."""
 BEGUN = "sluice_begun"
-"""A key in a request's scope. Its value is a function that an app has put there. It is called with the
-status when the response begins."""
+"""A key in a request's scope. Its value is a function that an app has put there. It is called with
+the status when the response begins."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with limits: connections with incomplete or endless requests are closed."""
+    """Uvicorn's protocol, which closes connections with incomplete or endless requests."""
 
     _timer: asyncio.TimerHandle | None = None
     _timer_at = 0.0
@@ -432,7 +433,7 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 
 
 class _Outbox:
-    """The connections of an event loop with data to send when the loop has run everything that is ready.
+    """The connections with data to send once the event loop has run everything that is ready.
 
     The system calls for all responses then follow each other. Otherwise a client on the same
     machine interrupts the server after each response.
@@ -462,7 +463,7 @@ _OUTBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictio
 
 
 class _Transport(asyncio.Transport):
-    """A connection's transport that sends the data of one iteration of the event loop with one system call."""
+    """A transport that sends the data of an iteration of the event loop with one system call."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()

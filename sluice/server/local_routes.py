@@ -1,4 +1,4 @@
-"""A state server's HTTP interface, `/local`: executes queries over its shards, and the writes of runs and moves.
+"""A state server's HTTP interface, `/local`: queries, and the writes of runs and moves.
 
 `state.remote.remote_shard` calls the methods of `Shard`, by the calls that are derived from their
 signatures (`state.remote.shard_calls`), and `state.remote.remote_worker` calls `query`.

@@ -26,7 +26,10 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current metrics, but without the numbers of unread records if Kafka is away."""
+    """Answers every request with the current metrics.
+
+    The numbers of unread records are missing while Kafka is away.
+    """
 
     def __init__(
         self,

@@ -30,7 +30,10 @@ also serves a worker that was moved away, because other processes may not know o
 
 
 class ServedShards:
-    """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
+    """The shards of the workers and standbys that the ledger places at `host` and `port`.
+
+    They are below `base_url`.
+    """
 
     def __init__(
         self,

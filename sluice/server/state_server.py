@@ -332,7 +332,7 @@ class _AdmissionConfig(uvicorn.Config):
 
 
 class _Server(uvicorn.Server):
-    """Calls `started` once the server accepts requests, and starts and stops its further processes."""
+    """Calls `started` once the server accepts requests, and manages its further processes."""
 
     def __init__(
         self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None

@@ -46,7 +46,7 @@ class OfGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A store as readers see it: the pipeline that publishes it, and where its values are in the state rows."""
+    """A store as readers see it: its pipeline, and where its values are in the state rows."""
 
     pipeline: str
     name: str
@@ -60,7 +60,8 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     windows: str | None = None
     """The definition of the windows, for display; None for a store without windows."""
     window_ms: int | None = None
-    """The size of the windows; None if windows differ in size, as sessions and days of a time zone do."""
+    """The size of the windows; None if windows differ in size, as sessions and days of a time zone
+    do."""
     grace_ms: int | None = None
     retention_ms: int | None = None
     """How long a window is kept after its end; None means forever."""
@@ -117,7 +118,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
 
 
 class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
-    """The description of a generation, registered in the ledger before the generation's first batch."""
+    """The description of a generation, which is registered before its first batch."""
 
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]

@@ -1,9 +1,10 @@
-"""Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
+"""Connects to PostgreSQL so that no wait for an answer lasts forever.
 
-A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
-packets. In both cases, a connection stays open although no answer will come. So a wait ends at the
-thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it
-needs, provided that the server still accepts other connections.
+This holds whatever happens to the server or the network. A network that loses packets sends no
+reset, and the kernel of a frozen server still acknowledges packets. In both cases, a connection
+stays open although no answer will come. So a wait ends at the thread's time limit
+(`state.time_limits`). A statement without a time limit may take as long as it needs, provided that
+the server still accepts other connections.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _GRACE_SECONDS = 0.5
 PostgreSQL enforces the deadline itself."""
 
 _THREAD = threading.local()
-"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block of
-one of the context managers below."""
+"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block
+of one of the context managers below."""
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 _MANY_ROWS = 50_000
 _MUCH_BYTES = 300_000_000
-"""A worker with less memory keeps the memory that it has freed. If the operating system gave fresh pages to each task,
-the tasks of ten million orders would take 7 % more CPU time."""
+"""A worker with less memory keeps the memory that it has freed. If the operating system gave fresh
+pages to each task, the tasks of ten million orders would take 7 % more CPU time."""
 _RESIDENT_PAGES = Path("/proc/self/statm")
 
 

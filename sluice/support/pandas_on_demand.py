@@ -29,7 +29,10 @@ def import_pandas_on_demand() -> None:
 
 
 class _PandasFinder(MetaPathFinder):
-    """Hides pandas at first. Later finds pandas, and tells pyarrow once pandas has been imported."""
+    """Hides pandas at first.
+
+    Later finds pandas, and tells pyarrow once pandas has been imported.
+    """
 
     hides = True
 

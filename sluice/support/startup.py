@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PREPARED_DAEMON = "SLUICE_PREPARED_DAEMON"
-"""The environment variable with the path of the Unix socket at which a process waits to be Spark's Python daemon."""
+"""The environment variable with the path of the Unix socket at which a process waits to be Spark's
+Python daemon."""
 
 
 def freeze_imports() -> None:

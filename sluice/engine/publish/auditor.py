@@ -1,4 +1,7 @@
-"""The audit of a batch: the outcomes of its records. A batch whose audit does not balance is not published."""
+"""The audit of a batch: the outcomes of its records.
+
+A batch whose audit does not balance is not published.
+"""
 
 from __future__ import annotations
 

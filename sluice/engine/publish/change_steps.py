@@ -1,4 +1,4 @@
-"""The steps between a store and an output, which the driver computes for a batch's changes of the store.
+"""The steps between a store and an output, which the driver computes for changes.
 
 The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
 Otherwise, Arrow computes them in the driver's process.

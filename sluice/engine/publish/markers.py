@@ -90,7 +90,8 @@ class Marker(msgspec.Struct, frozen=True):
     batch: Batch
     outputs: dict[str, int]
     ends: dict[str, dict[str, int]] = {}
-    """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
+    """Topic → partition as text → offset after the last record of this batch and of all batches
+    before it."""
     checksums: dict[str, str] = {}
     """Topic → the checksum of the batch's records without their headers, which may contain times
     and offsets."""

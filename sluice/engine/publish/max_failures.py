@@ -38,13 +38,14 @@ LEAST_REJECTED = 100
 no others: a run often reads few records, and a single wrong one must not stop the pipeline."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
-"""A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this share is rejected."""
+"""A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this
+share is rejected."""
 _MOST_REASONS = 5
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How many records of a batch may be rejected: a number, or a share of the records that were read."""
+    """How many records of a batch may be rejected: a number, or a share of those read."""
 
     most: float
 

@@ -1,4 +1,4 @@
-"""Writes a batch's output: first the rows of tables, then the records for topics in one transaction.
+"""Writes a batch's output: the rows of tables, then the topics' records in a transaction.
 
 The batch's dead letters are written here, too, in the same transaction. They are made in
 `engine/batch/dead_letters.py`.
@@ -64,7 +64,8 @@ class Destinations:
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
     headers_at: HeadersAt = lambda _: {}
-    """Reads from Kafka again the headers of records for which a step after an operator has failed."""
+    """Reads from Kafka again the headers of records for which a step after an operator has
+    failed."""
 
     def limits_of(self, topic: str) -> TopicLimits:
         return self.limits.get(topic, NO_LIMITS)
@@ -75,7 +76,8 @@ class BatchOutput:
     """The records of a batch for its outputs, before they are encoded."""
 
     collected: Collected
-    """The records of stateless steps, the results of operators, late records, and the dead letters of tasks."""
+    """The records of stateless steps, the results of operators, late records, and the dead letters
+    of tasks."""
     changes: SinkRecords
     """The records for the changes of stores."""
     dead_letters: Sequence[StepDeadLetter]

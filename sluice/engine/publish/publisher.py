@@ -1,4 +1,4 @@
-"""Publishes a batch: writes the shards, then the output in one transaction, then the snapshot in the ledger.
+"""Publishes a batch: writes the shards, then the output, then the snapshot in the ledger.
 
 Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
 Every earlier step can be repeated after a crash with the same result.
@@ -164,14 +164,17 @@ class Publisher:
     lease: HeldLease
     identity: IdentityCheck
     destinations: Destinations | None
-    """None for a rebuild, which writes no output, because an earlier generation has already written it."""
+    """None for a rebuild, which writes no output, because an earlier generation has already written
+    it."""
     auditor: Auditor | None = None
     newest: InitVar[Snapshot | None] = None
     """The newest snapshot that an earlier run has published; None before the first."""
     _may_be_degraded: bool = True
-    """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many rejected records."""
+    """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many
+    rejected records."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
-    """When the last batch was published, or this driver became ready for its first batch, epoch ms."""
+    """When the last batch was published, or this driver became ready for its first batch, epoch
+    ms."""
 
     def __post_init__(self, newest: Snapshot | None) -> None:
         published = None if newest is None else newest.batch

@@ -1,4 +1,7 @@
-"""Writes changed state rows to the workers' shards. Each worker's task writes that worker's shard."""
+"""Writes changed state rows to the workers' shards.
+
+Each worker's task writes that worker's shard.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +60,12 @@ class RowsOnSpark:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes one worker's changed state rows. Takes the worker's rows, with the columns of `SCHEMA`.
+    """Writes one worker's changed state rows.
 
-    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent
-    to this worker, the number of state rows written, and the rows that the driver turns into output
-    records. The numbers in `wanted` and `tables` are group ids.
+    Takes the worker's rows, with the columns of `SCHEMA`. Yields side outputs, in the form of row
+    batches: the side outputs that earlier tasks have sent to this worker, the number of state rows
+    written, and the rows that the driver turns into output records. The numbers in `wanted` and
+    `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Turns output records into the rows of a table, and rejects records that do not fit its columns."""
+"""Turns output records into rows of a table, and rejects records that do not fit."""
 
 from __future__ import annotations
 

@@ -81,12 +81,16 @@ _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 2_000
-"""How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
+"""How many records the driver lists, queues and frees at once: so few that they stay in the
+processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 
 
 class TransactionalOutput:
-    """Writes each batch's records exactly once. Used as a context manager; entering it fences any older writer."""
+    """Writes each batch's records exactly once.
+
+    Used as a context manager; entering it fences any older writer.
+    """
 
     def __init__(
         self,
@@ -388,7 +392,10 @@ def checksum(table: pa.Table) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some records for a topic. They are listed once, because every output record of the driver goes through here."""
+    """Some records for a topic.
+
+    They are listed once, because every output record of the driver goes through here.
+    """
 
     records: pa.RecordBatch
     keys: list[bytes | None]

@@ -16,7 +16,10 @@ from sluice.plan import Job
 
 @dataclass(frozen=True)
 class ExpiringWindows:
-    """The windows of a group or an operator. The stream time of `operator` in `topics` expires the windows."""
+    """The windows of a group or an operator.
+
+    The stream time of `operator` in `topics` expires the windows.
+    """
 
     group_id: int
     operator: str

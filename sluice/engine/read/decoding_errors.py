@@ -1,4 +1,4 @@
-"""The reason why a value cannot be decoded, for its dead letter, and the check for fields that occur twice."""
+"""The reason why a value cannot be decoded, and the check for fields that occur twice."""
 
 from __future__ import annotations
 

@@ -27,9 +27,10 @@ _POSITION = Struct(">QIQ")
 
 @dataclass(frozen=True)
 class TableReader(Reader):
-    """Yields state rows. `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
+    """Yields state rows.
 
-    If a key has changes in several partitions, they are ordered like the records of streams, not by
+    `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes. If a
+    key has changes in several partitions, they are ordered like the records of streams, not by
     their offsets.
     """
 

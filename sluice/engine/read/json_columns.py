@@ -43,18 +43,21 @@ from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
 _PIECE = 4_000
-"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes the time of about
-250 texts for itself."""
+"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
+the time of about 250 texts for itself."""
 _MOST_MISSES = 3
-"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no more are tried."""
+"""After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
+more are tried."""
 _SAMPLE_EVERY = 100
 """Every so many texts, one is looked at for fields that the contract lacks."""
 _MOST_PARTS = 500
-"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have it."""
+"""The most fields that Arrow reads: each needs memory for all texts, even if few of them have
+it."""
 _LAST_ASCII = 127
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
-"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid in every zone."""
+"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid
+in every zone."""
 _SECONDS_OF_DAY = 86_400
 _DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
 """Arrow also takes times without seconds or without a time of day, which a contract refuses."""
@@ -66,7 +69,8 @@ class Run(NamedTuple):
     begin: int
     end: int
     values: pa.RecordBatch | None
-    """The texts' values: a column for each field of the contract. None if the texts have to be decoded one by one."""
+    """The texts' values: a column for each field of the contract. None if the texts have to be
+    decoded one by one."""
 
 
 class _UnsureError(Exception):

@@ -20,7 +20,10 @@ _TASKS_PER_CORE = 4
 
 @dataclass(frozen=True)
 class KafkaInput:
-    """The topics of a cluster. Each task reads one or more partitions, one after the other, in offset order."""
+    """The topics of a cluster.
+
+    Each task reads one or more partitions, one after the other, in offset order.
+    """
 
     spark: SparkSession
     kafka: Mapping[str, str] = field(repr=False)

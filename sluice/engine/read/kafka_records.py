@@ -25,9 +25,9 @@ RECORDS = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
     ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
-"""The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
-slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership
-under which the record was written; null if it is unknown."""
+"""The columns of records. Headers are JSON with values in base64, or null for a record without
+headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
+of the broker's leadership under which the record was written; null if it is unknown."""
 _SETTINGS = {
     # The most memory that records need which a task has not asked for yet. The client fetches as
     # long as it has less, and a compressed fetch may be several times as large in memory.
@@ -35,15 +35,16 @@ _SETTINGS = {
     "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
-"""About how many rows and bytes a record batch has. The reader returns few messages at once, and decoding takes some
-time for each record batch."""
+"""About how many rows and bytes a record batch has. The reader returns few messages at once, and
+decoding takes some time for each record batch."""
 
 
 @dataclass(frozen=True)
 class KafkaRecords:
-    """Reads the batch's records of some topics. Takes a task's number, and yields record batches of `RECORDS`.
+    """Reads the batch's records of some topics.
 
-    Each record batch has records of one partition, in the order of their offsets.
+    Takes a task's number, and yields record batches of `RECORDS`. Each record batch has records of
+    one partition, in the order of their offsets.
     """
 
     kafka: Mapping[str, str] = field(repr=False)

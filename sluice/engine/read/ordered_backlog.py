@@ -1,4 +1,4 @@
-"""Divides the unread records of several partitions into batches, each of which takes the next records of one order.
+"""Divides the unread records of several partitions into batches in one order.
 
 A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by
 sequence, then by source, partition and offset. A batch takes the first records of this order, so
@@ -27,9 +27,11 @@ from sluice.values.record_places import Partition
 Offsets = Mapping[Partition, int]
 
 _ENOUGH = 0.9
-"""The search with the index ends when a batch has at least this share of the number at which the search aims."""
+"""The search with the index ends when a batch has at least this share of the number at which the
+search aims."""
 _MOST_AIM = 0.85
-"""The search first aims at batches of equal size with at most this share of the maximum number of records."""
+"""The search first aims at batches of equal size with at most this share of the maximum number of
+records."""
 _READ_AT_ONCE = 20_000
 
 

@@ -36,7 +36,7 @@ _NEW_LEADER_S = 1.0
 
 
 class InputError(EngineError):
-    """A topic was replaced since the pipeline began to read it, or has lost records that were not read yet."""
+    """A topic was replaced since the pipeline began to read it, or has lost unread records."""
 
     status = 409
     title = "The input has changed"
@@ -44,7 +44,10 @@ class InputError(EngineError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic's current state. `ends` holds, per partition, the first offset and the offset after the last record."""
+    """A topic's current state.
+
+    `ends` holds, per partition, the first offset and the offset after the last record.
+    """
 
     name: str
     id: str

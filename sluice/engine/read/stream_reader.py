@@ -36,7 +36,8 @@ from sluice.values.record_metadata import METADATA, record_fingerprint
 
 SKIPPED = "skipped"
 _MOST_ROWS, _MOST_BYTES = 20_000, 16_777_216
-"""About how many rows and bytes a batch of decoded rows has. The later steps take some time for each batch."""
+"""About how many rows and bytes a batch of decoded rows has. The later steps take some time for
+each batch."""
 _EXTRA = {
     "_null": "BOOLEAN",
     "_sequence": "BIGINT",
@@ -116,7 +117,8 @@ class Reader:
     sequenced: bool = field(default=False, kw_only=True)
     """Whether to compute the records' order; False with a test driver, which provides the order."""
     uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """Topics whose records another reader of the job also reads. Only the other reader counts them."""
+    """Topics whose records another reader of the job also reads. Only the other reader counts
+    them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outputs: dict[tuple[str, int], PartitionOutput] = {}
@@ -203,7 +205,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class StreamReader(Reader):
-    """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
+    """Yields rows with `_source`, `_partition`, `_time`, the metadata in use, and the fields."""
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()

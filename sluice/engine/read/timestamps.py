@@ -1,4 +1,4 @@
-"""Reads the offsets and timestamps of a backlog's records from Kafka, on the driver, to divide it into batches."""
+"""Reads the offsets and timestamps of a backlog's records, to divide it into batches."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ from sluice.values.record_metadata import TEXT_FIELD, WALL_CLOCK
 ARROW_TYPES = (Decimal, datetime, date, bytes)
 """The Python types whose values Arrow takes unchanged."""
 Values: TypeAlias = Sequence[Any] | pa.RecordBatch
-"""Decoded values: an object for each value, or a column for each field, without nulls (see `JsonColumns`)."""
+"""Decoded values: an object for each value, or a column for each field, without nulls (see
+`JsonColumns`)."""
 _EXACT = Context(prec=LONGEST_NUMBER, traps=[Inexact])
 
 

@@ -1,4 +1,7 @@
-"""A job's query as functions over Arrow batches, which run in Spark's tasks or, for a test, in this process."""
+"""A job's query as functions over Arrow batches.
+
+They run in Spark's tasks or, for a test, in this process.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ class ArrowQuery:
     read_tables: Chain
     """The tasks that turn the records of global tables into row batches for the shards."""
     write: Chain | None
-    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks write the shards."""
+    """The tasks that write the shards after a shuffle of their own; None if the last stage's tasks
+    write the shards."""
     types: StateTypes
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Runs a job's batches: plans each batch in the ledger, gives the plan to Spark, and publishes the result.
+"""Runs a job's batches: plans them in the ledger, has Spark run them, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
 are unread when a run begins are divided into batches of a limited size; if results depend on the

@@ -1,4 +1,4 @@
-"""The streaming query of one batch, which may read the batch's records before the batch's turn has come."""
+"""The streaming query of one batch, which may read records before the batch's turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sluice.engine.publish.publisher import PublishedBatch
 from sluice.engine.run.streaming_query import JobQuery
 
 WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
-"""Called when the turn of a batch has come and its records are read. Takes the stream times after reading."""
+"""Called when the turn of a batch has come and its records are read. Takes the stream times after
+reading."""
 Publish: TypeAlias = Callable[[DataFrame], PublishedBatch]
 """Publishes a batch. Takes the side outputs of the tasks that write the shards."""
 
@@ -80,10 +81,11 @@ class _Turn(NamedTuple):
 
 @dataclass
 class _BatchFunction:
-    """The function that Spark calls with a batch whose records are read. It waits for the batch's turn.
+    """The function that Spark calls with a batch whose records are read.
 
-    It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery`
-    keeps the query. Neither Python nor the JVM can free a cycle that goes through both.
+    It waits for the batch's turn. It must not refer to the `BatchQuery`: the JVM's query keeps this
+    function, and the `BatchQuery` keeps the query. Neither Python nor the JVM can free a cycle that
+    goes through both.
     """
 
     read_times: ReadTimes

@@ -20,21 +20,26 @@ FIXED_MB = 925
 _GROWN_MB = 50
 """So much more memory these processes need after their first batches."""
 _ROW_COPIES = 4
-"""The memory that tasks need for each byte of their rows: a row as received, as sorted, and its results."""
+"""The memory that tasks need for each byte of their rows: a row as received, as sorted, and its
+results."""
 _PLAIN_COPIES, _COMPRESSED_COPIES = 2, 4
-"""The memory for each byte of the records and rows that the driver gets: plain in a task, in the driver and its Kafka
-client, and compressed in a task, in the driver, and several times in the JVM."""
+"""The memory for each byte of the records and rows that the driver gets: plain in a task, in the
+driver and its Kafka client, and compressed in a task, in the driver, and several times in the
+JVM."""
 _HEAP_COPIES, _USED_HEAP_MB = 4, 160
-"""The part of the JVM's heap for each compressed byte, and the part without any results of tasks."""
+"""The part of the JVM's heap for each compressed byte, and the part without any results of
+tasks."""
 ROW_BYTES = 95
 """The bytes of a row besides those of its record's key and value."""
 SAFE_RECORDS = 100
 """So many records are not too many for any batch."""
 _UNKNOWN_RECORDS, _FIRST_RECORDS, _MOST_RECORDS = 600_000, 1_200_000, 2_000_000
 _FIRST_TO_ADD_UP = 1_000_000
-"""The most records of the first batches if tasks add the records up: each may be the first of its key and window."""
+"""The most records of the first batches if tasks add the records up: each may be the first of its
+key and window."""
 _ENOUGH_RECORDS = 10_000
-"""The rows of a batch with fewer records say little about the rows of a large batch, unless batches are small."""
+"""The rows of a batch with fewer records say little about the rows of a large batch, unless batches
+are small."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The time of a batch, on which the clocks of the driver, the broker and the ledger's database have to agree.
+"""The time of a batch, on which the clocks of driver, broker and ledger have to agree.
 
 A driver whose clock is ahead would let stream time go on too far while no records come, and all
 later records would be late. A driver whose clock is behind would reject valid records because they
@@ -28,7 +28,8 @@ SAME_CLOCK_MS = 1_000
 """Clocks that differ by less count as equal, because each measurement takes some time."""
 _COMPARED_S = 60.0
 Ahead = Callable[[], int | None]
-"""Returns how far this machine's clock is ahead of another clock, in ms; None if that is unknown."""
+"""Returns how far this machine's clock is ahead of another clock, in ms; None if that is
+unknown."""
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Clocks:
     others: Mapping[str, Ahead]
     """The owner of each other clock, such as "the broker" → the comparison with it."""
     on_difference: Callable[[str], None] = lambda _: None
-    """Called after each comparison, with a description of the differences; empty if there are none."""
+    """Called after each comparison, with a description of the differences; empty if there are
+    none."""
     _ahead: list[int] = field(default_factory=list, init=False)
     """How far this machine's clock is ahead of each other clock that is known, in ms."""
     _compared_at: float | None = field(default=None, init=False)

@@ -1,5 +1,6 @@
-"""The lease of a generation, which the Spark driver takes before it writes anything and renews until it has finished.
+"""The lease of a generation.
 
+The Spark driver takes the lease before it writes anything, and renews it until it has finished.
 What a driver does if another driver, the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
@@ -40,11 +41,15 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long other drivers wait, in seconds of the monotonic clock."""
+    """How often a lease is renewed, and how long other drivers wait.
+
+    The times are in seconds of the monotonic clock.
+    """
 
     beat_s: float = 2.0
     silence_s: float = 20.0
-    """A holder is presumed dead if it has not renewed the lease for this time, which must be several times `beat_s`."""
+    """A holder is presumed dead if it has not renewed the lease for this time, which must be
+    several times `beat_s`."""
     orphan_s: float = 300.0
     """How long a retry of a run waits for the driver of the previous try, if that driver is still
     running."""
@@ -55,7 +60,8 @@ class Patience:
 PATIENCE = Patience()
 NOTED_AFTER_S, NOTED_EVERY_S = 5.0, 60.0
 BETWEEN_RUNS = Patience(waits=True)
-"""The patience of commands that need the lease only for moments, and may be started while a run goes on."""
+"""The patience of commands that need the lease only for moments, and may be started while a run
+goes on."""
 
 
 def this_process(run: str) -> Holder:
@@ -78,7 +84,8 @@ class Lease:
     holder: Holder
     patience: Patience = PATIENCE
     on_wait: Callable[[LeaseRow], None] | None = None
-    """Called every `NOTED_EVERY_S` while this driver waits for a holder, for the first time after `NOTED_AFTER_S`."""
+    """Called every `NOTED_EVERY_S` while this driver waits for a holder, for the first time after
+    `NOTED_AFTER_S`."""
 
     def __post_init__(self) -> None:
         self._row: LeaseRow | None = None

@@ -76,7 +76,8 @@ class JobRun:
     """None if the size of batches follows from the memory in the settings."""
     patience: Patience = PATIENCE
     steps: Sequence[ReplayStep] | None = None
-    """For a rebuild, the batches to run. They write no output, because their output was written before."""
+    """For a rebuild, the batches to run. They write no output, because their output was written
+    before."""
     plan_without: PlanOf | None = None
     """Plans the pipeline without some stores and steps: `ChangedStores` computes these while runs
     go on."""
@@ -548,7 +549,7 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
+    """A shard was written under a newer lease than the newest in the ledger."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

@@ -1,4 +1,4 @@
-"""Waits for new records after a run has read all records, so that their batch needs no new driver."""
+"""Waits for new records after a run has read all, so that their batch needs no new driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that Spark can run a pipeline and that its state is compatible, without records or a broker."""
+"""Checks that Spark can run a pipeline and that its state fits, without records or broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refreshes the standbys of a pipeline after its records are published, and promotes them if a shard is lost."""
+"""Refreshes the standbys of a pipeline after each batch, and promotes them if necessary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _SHARE = 10
 
 
 class StandbyCopies:
-    """Refreshes the standbys of a run's generation. Errors are logged: the run's results are published already."""
+    """Refreshes the standbys of a run's generation.
+
+    Errors are logged: the run's results are published already.
+    """
 
     def __init__(self, ledger: Ledger, lease: Lease) -> None:
         self._ledger = ledger

@@ -1,4 +1,7 @@
-"""The streaming query of a job. Runs, rebuilds, checks and tests all use it, with different inputs."""
+"""The streaming query of a job.
+
+Runs, rebuilds, checks and tests all use it, with different inputs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass
 class JobQuery:
-    """Builds a job's streaming query: the DataFrames from input to the written shards, and the publisher.
+    """Builds a job's streaming query: the DataFrames from input to the written shards.
 
     Raises TopologyError for an expression that Spark cannot resolve.
     """

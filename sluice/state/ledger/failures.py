@@ -1,4 +1,4 @@
-"""The unresolved failures of pipelines: at most one failure of each kind for each pipeline and host.
+"""The unresolved failures of pipelines: at most one of each kind per pipeline and host.
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
@@ -62,7 +62,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     kind: FailureKind = "run"
     host: str = ""
-    """The host that the failure is about, with a port if it is a server; empty for the pipeline as a whole."""
+    """The host that the failure is about, with a port if it is a server; empty for the pipeline as
+    a whole."""
     run: str = ""
     """The Airflow run; empty for a run that was started manually."""
     at: datetime

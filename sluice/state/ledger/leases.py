@@ -1,8 +1,9 @@
-"""Leases decide which driver may write: one per generation, with an epoch that fences off earlier holders.
+"""Leases decide which driver may write a generation.
 
-Clocks of different machines are never compared. A live holder keeps incrementing a counter in the
-lease, its beat. A waiting driver measures on its own monotonic clock how long the beat has not
-changed. `engine/run/driver_lease.py` takes and renews a driver's lease.
+A lease has an epoch, which fences off earlier holders. Clocks of different machines are never
+compared. A live holder keeps incrementing a counter in the lease, its beat. A waiting driver
+measures on its own monotonic clock how long the beat has not changed. `engine/run/driver_lease.py`
+takes and renews a driver's lease.
 """
 
 from __future__ import annotations

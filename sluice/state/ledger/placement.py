@@ -54,7 +54,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Move(Placement, frozen=True):
-    """A move that has begun: the worker's new placement, the epoch of the move, and the generations to move."""
+    """A move that has begun: the worker's new placement, its epoch, and the generations to move."""
 
     epoch: int = 0
     generations: frozenset[GenerationRef] = frozenset()

@@ -1,4 +1,4 @@
-"""Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
+"""Standbys: copies of workers' shards at second state servers, and the copies' snapshots.
 
 A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the
 standby is promoted. Only the holder of the generation's lease refreshes or promotes a standby.

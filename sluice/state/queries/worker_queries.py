@@ -21,7 +21,10 @@ _PAGE = 5_000
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
-    """A query over one store: over the values in `store_column` of one group's state rows, as of a batch."""
+    """A query over one store, as of a batch.
+
+    The store's values are in `store_column` of one group's state rows.
+    """
 
     group_id: int
     store_column: int

@@ -1,4 +1,4 @@
-"""How this process calls state servers: token, trusted certificates, time limits, and servers' errors."""
+"""How this process calls state servers: token, certificates, time limits, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies shards: the only way in which state gets to another host, another database or another generation.
+"""Copies shards: the only way of state to another host, database or generation.
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
@@ -260,7 +260,7 @@ def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums
 
 @dataclass
 class SourceShard:
-    """A shard from which the newest versions are read, and the sums of the digests of the versions read so far."""
+    """A shard whose newest versions are read, and the sums of the digests read so far."""
 
     shard: Shard
     total_of_rows: int = 0

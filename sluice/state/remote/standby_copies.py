@@ -35,7 +35,7 @@ class FailedRefresh:
 
 @dataclass(frozen=True)
 class RefreshedCopy:
-    """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
+    """A worker's copy after a refresh: its newest batch, and the number of copied versions."""
 
     worker: int
     batch: int

@@ -1,4 +1,4 @@
-"""Addresses of shards: a SQLite file, a schema of a PostgreSQL database, or a state server's URL."""
+"""Addresses of shards: a SQLite file, a schema in PostgreSQL, or a state server's URL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Expires windows: writes their tombstones in the batch in which stream time passes the end of their retention.
+"""Expires windows.
 
+Their tombstones are written in the batch in which stream time passes the end of their retention.
 Older snapshots still show these windows. Their rows are deleted together with the last snapshot
 that can show them.
 """

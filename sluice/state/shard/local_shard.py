@@ -42,7 +42,8 @@ FEW_KEYS = 32
 """Up to this number of keys, reading a SQLite file key by key is faster than in one statement."""
 _PAGE_ROWS = 20_000
 _ROWS_PER_KEY = 4
-"""If a page has at least so many rows for each key, the shard is asked for the newest window of each key."""
+"""If a page has at least so many rows for each key, the shard is asked for the newest window of
+each key."""
 _BEFORE_ALL = -(2**63)
 """The smallest number that a column of window starts can have."""
 _READ_AT_BEGIN = 100_000

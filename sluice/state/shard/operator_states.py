@@ -54,14 +54,17 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
-    If it is a table's row that a processor reads, `key` names the row."""
+    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is
+    empty. If it is a table's row that a processor reads, `key` names the row."""
     replaces: Replaced | None = None
     """The version of the state that the task has read and now replaces; None for a new key."""
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """A state that a task has read from the shard. `data` is None if the operator has deleted the state."""
+    """A state that a task has read from the shard.
+
+    `data` is None if the operator has deleted the state.
+    """
 
     data: bytes | None
     version: Replaced

@@ -1,7 +1,7 @@
-"""The operations on a shard that runs, audits, retention and moves need, locally or through a state server.
+"""The operations on a shard that runs, audits, retention and moves need.
 
-Queries need more operations and are always executed by the process that opens the shard itself: see
-`LocalShard`.
+They work locally or through a state server. Queries need more operations and are always executed by
+the process that opens the shard itself: see `LocalShard`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
 
 
 STATE_ROWS, UNFINISHED = -1, -2
-"""Numbers in a journal in place of an operator's number: for state rows, and for an unfinished copy."""
+"""Numbers in a journal in place of an operator's number: for state rows, and for an unfinished
+copy."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):

@@ -34,10 +34,11 @@ _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
         SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id AND s.key = w.key)
     FROM wanted AS w"""
 _CACHE_KB = 16_000
-"""The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time,
-because a large batch writes some pages several times."""
+"""The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows
+takes 7 % more CPU time, because a large batch writes some pages several times."""
 _ROWS_AT_ONCE = 100
-"""The number of rows that one statement reads or inserts. A statement for each row would take several times as long."""
+"""The number of rows that one statement reads or inserts. A statement for each row would take
+several times as long."""
 
 _GENERATION = re.compile(r"g\d+")
 _LOCKED_SECONDS = 3.0

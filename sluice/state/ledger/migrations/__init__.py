@@ -1,4 +1,4 @@
-"""Creates the tables of a new ledger, and migrates an older ledger to this version's tables, when it is opened.
+"""Creates the tables of a new ledger, and migrates an older ledger when it is opened.
 
 Each change of `ledger_tables.py` has a module in `versions/`, which names the revision before it.
 `HEAD` is the newest revision.
