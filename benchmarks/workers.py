@@ -22,10 +22,11 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 from benchmarks.operators import HEAD, KINDS, TOPICS, clicks
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.batch_start import batch_context
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain, TaskOfBatch
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.shard_writer import ShardWriter
@@ -78,15 +79,16 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _Timed(TaskOfBatch):
     """A task whose CPU time counts for a part of the work."""
 
-    task: BatchTask
+    task: BatchTask | TaskOfBatch
     part: str
     stopwatch: Stopwatch
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = self.task(batches)
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        made = Chain((self.task,)).run(batches, task)
         while True:
             self.stopwatch.begin(self.part)
             batch = next(made, None)
@@ -137,18 +139,18 @@ class _Run(LocalRun):
     def process_batches(self, streams: Iterable[pa.RecordBatch]) -> None:
         """Process records as one batch, and publish it."""
         start = self.plan(self.batch + 1)
-        with batch_context(start):
-            self.publish(_StateRows(self._query, streams))
+        self.publish(_StateRows(self._query, start, streams))
 
 
 @dataclass(frozen=True)
 class _StateRows:
     query: ArrowQuery
+    start: BatchStart
     streams: Iterable[pa.RecordBatch]
     spark = None
 
     def write(self) -> pa.Table:
-        return self.query.run(self.streams, ())
+        return self.query.run(self.start, self.streams, ())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
@@ -46,7 +46,7 @@ class PipedInput:
         self._stream: Any = None
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """The rows that a task makes of the topics' records, as a streaming DataFrame.
 

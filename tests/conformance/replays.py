@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
+from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.markers import PublishedState
@@ -120,7 +120,7 @@ class FileInput:
     interleaved: bool = True
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """The rows that a task makes of the records of topics."""
         record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
@@ -385,8 +385,7 @@ class InProcess:
     def run(
         self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
     ) -> None:
-        with batch_context(start):
-            publisher.publish(batch, PipedRows.of(self._query, records))
+        publisher.publish(batch, PipedRows.of(self._query, records, start))
 
 
 class _Run:

@@ -68,7 +68,7 @@ def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     sums.merge(paid.select("account", amount="CAST(amount AS STRING)")).to("merged")
     with pytest.raises(
         TopologyError,
-        match=r"merge at test_merge.py:60: one stream has values of type .*amount:bigint",
+        match=r"merge at test_merge.py:\d+: one stream has values of type .*amount:bigint",
     ) as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step

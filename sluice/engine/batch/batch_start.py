@@ -7,12 +7,10 @@ thread that starts the query. The hosts therefore need not share a file.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import compress, decompress
 
 import msgspec
@@ -21,15 +19,10 @@ from sluice.engine.batch.stream_time import CLOSED, split_times
 from sluice.values.record_places import Range
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkContext, TaskContext
 
 _START = "sluice.start"
 _FILE = "sluice.start.file"
-_HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
-"""The start of the batch whose tasks this thread runs without Spark."""
-
-_WORKER: ContextVar[int] = ContextVar("worker")
-"""The worker whose task of a stage this thread runs without Spark."""
 
 
 class BatchStart(msgspec.Struct, frozen=True):
@@ -84,7 +77,7 @@ def _for_readers(start: BatchStart) -> BatchStart:
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks that this thread has Spark run from now on."""
     spark.setLocalProperty(_START, b64encode(compress(msgspec.json.encode(start), 1)).decode())
-    # If the path of a file is set, `this_batch` reads the start from this file. An earlier query of
+    # If the path of a file is set, tasks read the start from this file. An earlier query of
     # this thread may have set a path, so it is cleared.
     spark.setLocalProperty(_FILE, "")
 
@@ -99,61 +92,31 @@ def write_start(file: Path, start: BatchStart) -> None:
     file.write_bytes(msgspec.json.encode(start))
 
 
-@contextmanager
-def batch_context(start: BatchStart) -> Iterator[None]:
-    """Within the block, this thread runs tasks of a batch without Spark.
+class RunningTask(NamedTuple):
+    """A task that runs: its batch, and its place in the batch."""
 
-    `this_batch` returns `start`.
-    """
-    token = _HERE.set(start)
-    try:
-        yield
-    finally:
-        _HERE.reset(token)
+    start: BatchStart
+    worker: int
+    """For a task of a stage, the worker whose part the task runs. Rows name the worker, too, but a
+    task may have no rows."""
 
 
-def this_batch() -> BatchStart:
-    """The start of this task's batch."""
-    if (here := _HERE.get()) is not None:
-        return here
+def task_on_spark() -> RunningTask:
+    """Return the task of Spark that this process runs, as the driver has described it."""
     # PySpark is imported only here, because a batch without Spark must not wait for this import.
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    if file := context.getLocalProperty(_FILE):
-        return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
-    return _decode_start(context.getLocalProperty(_START) or "")
-
-
-@contextmanager
-def worker_context(worker: int) -> Iterator[None]:
-    """Within the block, this thread runs a worker's task without Spark.
-
-    `this_worker` returns `worker`.
-    """
-    token = _WORKER.set(worker)
-    try:
-        yield
-    finally:
-        _WORKER.reset(token)
-
-
-def this_worker() -> int:
-    """The worker whose part of a stage this task runs.
-
-    Rows name the worker, but a task may have no rows.
-    """
-    worker = _WORKER.get(None)
-    if worker is not None:
-        return worker
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     # Stages are partitioned by the worker's number, so the partition's number is the worker's
     # number.
-    return context.partitionId()
+    return RunningTask(_start_on_spark(context), context.partitionId())
+
+
+def _start_on_spark(context: TaskContext) -> BatchStart:
+    if file := context.getLocalProperty(_FILE):
+        return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
+    return _decode_start(context.getLocalProperty(_START) or "")
 
 
 # A Python worker runs several of a batch's tasks, and decodes the start once for all of them.

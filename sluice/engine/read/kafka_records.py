@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from confluent_kafka import Message
+from typing_extensions import override
 
-from sluice.engine.batch.batch_start import this_batch
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.read.timestamps import timestamps_of
 from sluice.kafka.range_reader import RangeReader, Records
@@ -40,7 +42,7 @@ decoding takes some time for each record batch."""
 
 
 @dataclass(frozen=True)
-class KafkaRecords:
+class KafkaRecords(TaskOfBatch):
     """Reads the batch's records of some topics.
 
     Takes a task's number, and yields record batches of `RECORDS`. Each record batch has records of
@@ -52,8 +54,9 @@ class KafkaRecords:
     tasks: int
     """The number of tasks among which the batch's partitions are divided."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ranges = [part for part in this_batch().ranges if part.topic in self.topics]
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        ranges = [part for part in task.start.ranges if part.topic in self.topics]
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 # The stream would number the tasks of several batches one after the other.

@@ -12,7 +12,7 @@ from typing import Self
 import pyarrow as pa
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.batch_start import worker_context
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.state_types import StateTypes
@@ -85,29 +85,34 @@ class ArrowQuery:
             state_types,
         )
 
-    def run(self, streams: Iterable[pa.RecordBatch], tables: Iterable[pa.RecordBatch]) -> pa.Table:
+    def run(
+        self,
+        start: BatchStart,
+        streams: Iterable[pa.RecordBatch],
+        tables: Iterable[pa.RecordBatch],
+    ) -> pa.Table:
         """Run all tasks in this process, and so write the shards.
 
         Return the side outputs, as `StateRows.write`.
         """
-        row_batches = [*self.read(iter(streams))]
+        # Tasks that read belong to no worker.
+        reading = RunningTask(start, 0)
+        row_batches = [*self.read.run(iter(streams), reading)]
         for stage in self.stages:
-            row_batches = self._on_workers(stage, row_batches)
+            row_batches = self._run_on_workers(stage, row_batches, start)
         if self.write is not None:
-            row_batches = self._on_workers(
-                self.write, [*row_batches, *self.read_tables(iter(tables))]
-            )
+            row_batches += self.read_tables.run(iter(tables), reading)
+            row_batches = self._run_on_workers(self.write, row_batches, start)
         return pa.Table.from_batches(row_batches, ROW_BATCHES)
 
-    def _on_workers(
-        self, task: Chain, row_batches: Iterable[pa.RecordBatch]
+    def _run_on_workers(
+        self, chain: Chain, row_batches: Iterable[pa.RecordBatch], start: BatchStart
     ) -> list[pa.RecordBatch]:
-        """Run a task on the row batches of each worker, and return what it yields."""
+        """Run tasks on the row batches of each worker, and return what they yield."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []
         for worker in range(self.workers):
-            with worker_context(worker):
-                yielded += task(iter(shuffled.get(worker, ())))
+            yielded += chain.run(iter(shuffled.get(worker, ())), RunningTask(start, worker))
         return yielded
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.state_types import StateTypes
@@ -33,7 +33,7 @@ class Input(Protocol):
     """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """Read topics, and return the rows that a task makes of their records.
 
@@ -122,7 +122,7 @@ class Frames:
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
-    def _read(self, task: BatchTask, columns: StructType | str) -> DataFrame:
+    def _read(self, task: Chain, columns: StructType | str) -> DataFrame:
         """Return the rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 

@@ -15,6 +15,7 @@ import pytest
 
 from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import (
@@ -169,7 +170,8 @@ def test_a_chain_before_spark_sql_leaves_them_for_the_next_chain_of_its_task(
         monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)  # noqa: B023
         first, second = SideOutputs(), SideOutputs()
         leaving = Chain((partial(counting, first, "read"), first.leave))
-        assert [*leaving(iter([given]))] == [given]
+        task = RunningTask(BatchStart(0, 0), 0)
+        assert [*leaving.run(iter([given]), task)] == [given]
     second.add_stats("ingest", BatchStats({"ingested": 2}))
     assert collected(second).stats.counts == {"read": 2, "ingested": 2}
     assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], (
