@@ -172,7 +172,7 @@ class DeadLetter:
         return replace(self, key=key, value=value, headers=headers)
 
 
-class Marker(msgspec.Struct, frozen=True):
+class RedriveMarker(msgspec.Struct, frozen=True):
     """Says that a dead letter was re-driven, and where its record is now."""
 
     at: datetime
@@ -185,7 +185,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Matches:
+class LetterFilter:
     """The newest matching dead letters, newest first."""
 
     letters: list[DeadLetter] = field(default_factory=list)
@@ -194,10 +194,10 @@ class Matches:
     `letters`."""
     complete: bool = True
     """Whether the search reached the end of the topic within its time limit."""
-    markers: dict[tuple[int, int], Marker] = field(default_factory=dict)
+    markers: dict[tuple[int, int], RedriveMarker] = field(default_factory=dict)
     """Partition and offset of a dead letter → the marker of its re-drive."""
 
-    def marker(self, letter: DeadLetter) -> Marker | None:
+    def marker(self, letter: DeadLetter) -> RedriveMarker | None:
         """Return the marker of a dead letter's re-drive; None if it was not re-driven."""
         return self.markers.get((letter.partition, letter.offset))
 
@@ -208,12 +208,12 @@ def find_dead_letters(
     chosen: DeadLetterFilter,
     limit: int,
     most_bytes: int = _MOST_BYTES,
-) -> Matches:
+) -> LetterFilter:
     """Find the newest `limit` chosen dead letters of a pipeline.
 
     Each has at most `most_bytes` of each part of a record. Raise BrokersUnreachable.
     """
-    matches = Matches()
+    matches = LetterFilter()
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return matches
@@ -252,7 +252,7 @@ def redrive_markers(
     kafka: Mapping[str, str],
     pipeline: str,
     topic_id: str,
-) -> dict[tuple[int, int], Marker]:
+) -> dict[tuple[int, int], RedriveMarker]:
     """Return the markers of re-drives (see `kafka.redrive`), by partition and offset.
 
     These are the partition and the offset of the dead letter. Only for dead letters in the
@@ -260,11 +260,11 @@ def redrive_markers(
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
-    markers: dict[tuple[int, int], Marker] = {}
+    markers: dict[tuple[int, int], RedriveMarker] = {}
     for message in read_topic(kafka, markers_of(pipeline), longest_silence_s=_READ_SECONDS):
         try:
             of_topic, partition, offset = (as_bytes(message.key()) or b"").decode().rsplit("/", 2)
-            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
+            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=RedriveMarker)
             if of_topic == topic_id:
                 markers[int(partition), int(offset)] = marker
         except ValueError:
@@ -289,7 +289,7 @@ def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
 
 def with_histories(
     letters: Iterable[DeadLetter],
-    markers: Mapping[tuple[int, int], Marker],
+    markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
     """Add the earlier failures of their records, from the markers of re-drives, to letters."""
     histories = {

@@ -30,7 +30,7 @@ from sluice.kafka.dead_letter_topic import (
     DeadLetter,
     DeadLetterFilter,
     Failure,
-    Marker,
+    RedriveMarker,
     chosen_letters,
     dead_letter_topic_id,
     is_number,
@@ -144,7 +144,9 @@ def redrive(
     return outcome
 
 
-def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
+def redrive_obstacle(
+    letter: DeadLetter, topics: Iterable[str], marker: RedriveMarker | None
+) -> str:
     """Say why a dead letter cannot be re-driven; empty if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
@@ -157,7 +159,7 @@ def _obstacle(
     letter: DeadLetter,
     chosen: DeadLetterFilter,
     partitions: Mapping[str, int],
-    markers: Mapping[tuple[int, int], Marker],
+    markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> str:
     """Like `redrive_obstacle`, but also check the record's partition and the filter `chosen`.
 
@@ -189,7 +191,7 @@ def _send(
     Otherwise, none is left.
     """
     records = _originals(kafka, letters)
-    sent: dict[tuple[int, int], Marker] = {}
+    sent: dict[tuple[int, int], RedriveMarker] = {}
     errors: list[tuple[DeadLetter, KafkaError]] = []
     now = datetime.now(UTC)
 
@@ -202,7 +204,7 @@ def _send(
         if error is not None:
             errors.append((letter, error))
             return
-        sent[letter.partition, letter.offset] = Marker(
+        sent[letter.partition, letter.offset] = RedriveMarker(
             now, message.topic() or "", message.partition() or 0, message.offset() or 0, history
         )
 

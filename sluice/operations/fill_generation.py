@@ -99,7 +99,7 @@ class _Group:
 _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Merge:
+class GroupMerge:
     """Fills a new generation's shards from those of the old one and of the changed stores."""
 
     def __init__(

@@ -30,7 +30,12 @@ from sluice.engine.read.replay_offsets import (
     sources_from_point,
     sources_from_topics,
 )
-from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
+from sluice.engine.read.source_identity import (
+    Positions,
+    SourceIdentity,
+    TopicState,
+    describe_topics,
+)
 from sluice.engine.run.batch_loop import divide_records
 from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.compatibility import computes_same_state
@@ -217,7 +222,9 @@ class Rebuild:
             steps=steps,
         ).run()
 
-    def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
+    def steps_since(
+        self, ledger: Ledger, old: GenerationRef, new: GenerationRef
+    ) -> ReplayedHistory:
         """Return the current generation's batches with which a generation beside it catches up.
 
         The caller holds the lease of the current generation. Raise InputError if the topics have
@@ -302,7 +309,7 @@ class Rebuild:
 
     def _sources(
         self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
-    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+    ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
@@ -328,7 +335,7 @@ class Rebuild:
 
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
-    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+    ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a generation that was built began to read, and the topics as they are now.
 
         Raise InputError if the topics have lost records that the generation has not read yet.
@@ -351,7 +358,7 @@ class Rebuild:
         self,
         ledger: Ledger,
         ref: GenerationRef,
-        now: Mapping[str, Topic],
+        now: Mapping[str, TopicState],
     ) -> None:
         """Raise InputError if a partition has other records where a generation has read."""
         identity = SourceIdentity(
@@ -364,9 +371,9 @@ class Rebuild:
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
-        self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
+        self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, TopicState],
         until: Point | None = None, built: Positions | None = None,
-    ) -> History:  # fmt: skip
+    ) -> ReplayedHistory:  # fmt: skip
         """Return the old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends. With `built`, they
@@ -393,7 +400,7 @@ class Rebuild:
         unpublished_steps = _steps_within(ends, steps[len(batches) :], added_ends)
         if not latest or (published_steps and published_steps[-1].ends == ends_to_reach):
             complete = not any(batch.boundaries_lost for batch in batches)
-            return History(published_steps, unpublished_steps, complete)
+            return ReplayedHistory(published_steps, unpublished_steps, complete)
         if added_ends.keys() == ends_of_first_batch.keys():
             log.warning(
                 "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
@@ -410,7 +417,7 @@ class Rebuild:
         divided_steps = [
             replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided
         ]
-        return History(divided_steps, unpublished_steps, complete=False)
+        return ReplayedHistory(divided_steps, unpublished_steps, complete=False)
 
     def _unpublished(
         self,
@@ -487,7 +494,7 @@ class Rebuild:
         ledger: Ledger,
         old: GenerationRef,
         new: GenerationRef,
-        history: History,
+        history: ReplayedHistory,
     ) -> None:
         """Raise EngineError if the same topology and records give another state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
@@ -520,7 +527,7 @@ class Rebuild:
 
 
 @dataclass(frozen=True)
-class History:
+class ReplayedHistory:
     """The batches to replay: published batches, and perhaps an unpublished batch with output."""
 
     published: Sequence[ReplayStep]
@@ -530,7 +537,7 @@ class History:
     batches."""
 
 
-def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
+def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
     """Return the checksum of each worker's state rows.
 
     If the batches are the same, also that of its operator states.
@@ -558,7 +565,9 @@ _NEW_TOPICS = (
 )
 
 
-def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
+def _require_records(
+    history: ReplayedHistory, sources: Iterable[SourcePartition], span: Span
+) -> None:
     """Raise EngineError if the old generation has read nothing in the part of the topics."""
     last = history.published[-1].ends if history.published else {}
     if span != EVERYTHING and not any(
@@ -577,13 +586,17 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
     return {} if snapshot is None else snapshot.positions
 
 
-def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _same_topics(
+    ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
+) -> dict[str, TopicState]:
     """Return the topics that were not created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
-def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _new_topics(
+    ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
+) -> dict[str, TopicState]:
     """Return the topics that were added to the pipeline after a generation."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
         ledger, old

@@ -30,7 +30,7 @@ from sluice.state.queries.worker_queries import (
     Value,
     Values,
 )
-from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, RowRange
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class Reader:
         Raises QueryError if there are more than 100,000 entries.
         """
         _require_windows(pin, are_there=True)
-        within = Range.of_key(key, start, end)
+        within = RowRange.of_key(key, start, end)
         entries, status = await self._query_owner(
             pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1)
         )
@@ -129,7 +129,7 @@ class Reader:
     async def scan(
         self,
         pin: Pin,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,
@@ -151,7 +151,7 @@ class Reader:
     async def all(
         self,
         pin: Pin,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Answer:
@@ -164,7 +164,7 @@ class Reader:
             )
         return page
 
-    async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
+    async def count(self, pin: Pin, within: RowRange = EVERYTHING) -> Counted:
         """The number of entries. The count of a whole store is cached until the next snapshot."""
         _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.name)
@@ -186,7 +186,7 @@ class Reader:
         field: str = "",
         group_by: str = "_all",
         *,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
@@ -215,7 +215,7 @@ class Reader:
         field: str = "",
         limit: int = 10,
         *,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
         """The entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
@@ -303,7 +303,7 @@ class Reader:
         return [], tuple(statuses)
 
 
-def _require_times(pin: Pin, within: Range) -> None:
+def _require_times(pin: Pin, within: RowRange) -> None:
     if (within.start_from, within.start_to) != (None, None):
         _require_windows(pin, are_there=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.state_server import Options, claim, make_app, uvicorn_config
+from sluice.server.state_server import ServerOptions, claim, make_app, uvicorn_config
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
@@ -58,8 +58,8 @@ class Host:
         self._server.begin_stop()
 
     @property
-    def options(self) -> Options:
-        return Options(self.port, rest=True)
+    def options(self) -> ServerOptions:
+        return ServerOptions(self.port, rest=True)
 
     @property
     def address(self) -> str:

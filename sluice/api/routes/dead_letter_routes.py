@@ -21,7 +21,7 @@ from sluice.errors import QueryError
 from sluice.kafka.dead_letter_topic import (
     DeadLetter,
     DeadLetterFilter,
-    Marker,
+    RedriveMarker,
     find_dead_letters,
     topic_of,
 )
@@ -111,7 +111,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
 def _letter(
     letter: DeadLetter,
     topics: Collection[str],
-    marker: Marker | None,
+    marker: RedriveMarker | None,
 ) -> answers.DeadLetter:
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",

@@ -37,7 +37,7 @@ SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
 
 
-class Output(Protocol):
+class TopicsOutput(Protocol):
     """The destination of records for topics: a Kafka transaction, or a test driver's memory."""
 
     def send(
@@ -57,7 +57,7 @@ class Output(Protocol):
 class Destinations:
     """The topics and tables to which a run writes, and what they accept."""
 
-    topics: Output
+    topics: TopicsOutput
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     """Topic → the limits of the records that it accepts, if they are known."""
     tables: Mapping[str, TableSink] = field(default_factory=dict)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import reason_of, refuse_duplicates
-from sluice.engine.read.json_columns import JsonColumns, Run
+from sluice.engine.read.json_columns import JsonColumns, TextRun
 from sluice.engine.read.record_keys import RecordKeys
 from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
 from sluice.errors import error_text
@@ -83,13 +83,13 @@ class ValueDecoder:
     def _json_columns(self) -> JsonColumns | None:
         return JsonColumns.of(self.source)
 
-    def runs(self, texts: pa.Array) -> Iterable[Run]:
+    def runs(self, texts: pa.Array) -> Iterable[TextRun]:
         """Divide the texts of a batch into runs.
 
         Some are decoded to columns already, the others are to be decoded one by one.
         """
         if self._json_columns is None:
-            return [Run(0, len(texts), None)]
+            return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
 
     @property

@@ -16,7 +16,7 @@ from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import invalid_times
 from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_keys
-from sluice.engine.read.stream_reader import PartitionOutput, Reader
+from sluice.engine.read.stream_reader import PartitionOutput, RecordReader
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
@@ -26,7 +26,7 @@ _POSITION = Struct(">QIQ")
 
 
 @dataclass(frozen=True)
-class TableReader(Reader):
+class TableReader(RecordReader):
     """Yields state rows.
 
     `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes. If a

@@ -63,7 +63,7 @@ _DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
 """Arrow also takes times without seconds or without a time of day, which a contract refuses."""
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """Some of a batch's texts that follow one another."""
 
     begin: int
@@ -115,19 +115,19 @@ class JsonColumns:
                 return None
         return cls(contract, source.zone == "UTC")
 
-    def runs(self, texts: pa.Array) -> Iterator[Run]:
+    def runs(self, texts: pa.Array) -> Iterator[TextRun]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
         begin, read = 0, list[pa.RecordBatch]()
         for start in range(0, len(texts), _PIECE):
             piece = texts.slice(start, _PIECE)
             values = self._values(piece)
             if bool(read) != (values is not None) and start > begin:
-                yield Run(begin, start, _joined(read))
+                yield TextRun(begin, start, _joined(read))
                 begin, read = start, []
             if values is not None:
                 read.append(values)
         if begin < len(texts):
-            yield Run(begin, len(texts), _joined(read))
+            yield TextRun(begin, len(texts), _joined(read))
 
     def _values(self, texts: pa.Array) -> pa.RecordBatch | None:
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:

@@ -18,7 +18,7 @@ from sluice.engine.batch.arrow_tasks import TaskOfBatch
 from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.read.timestamps import timestamps_of
-from sluice.kafka.range_reader import RangeReader, Records
+from sluice.kafka.range_reader import PartitionRecords, RangeReader
 from sluice.kafka.topics import headers_of_each
 from sluice.values.headers import Headers
 from sluice.values.record_places import Range
@@ -75,7 +75,7 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
             yield from combined(map(_record_batch, reader.read([part])), _MOST_ROWS, _MOST_BYTES)
 
 
-def _record_batch(records: Records) -> pa.RecordBatch:
+def _record_batch(records: PartitionRecords) -> pa.RecordBatch:
     (topic, partition), messages, offsets = records
     count = len(messages)
     headers = headers_of_each(messages)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sluice.engine.read.source_identity import InputError, Positions, Topic
+from sluice.engine.read.source_identity import InputError, Positions, TopicState
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
@@ -17,7 +17,7 @@ from sluice.values.replay_span import Point
 
 
 def sources_from_point(
-    begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
+    begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, TopicState],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:  # fmt: skip
     """Move the first offsets of streams to the point at which a replay begins.
@@ -37,7 +37,7 @@ def sources_from_point(
 
 def offsets_at(
     point: Point,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     kafka: Mapping[str, str],
 ) -> dict[Partition, int]:
     """Return the offsets at a point other than the beginning.
@@ -61,7 +61,7 @@ def offsets_at(
     return offsets
 
 
-def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
+def _bounds(topics: Mapping[str, TopicState], side: Literal[0, 1]) -> dict[Partition, int]:
     """Return the first offsets of all partitions (0), or their end offsets (1)."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
@@ -72,7 +72,7 @@ def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition,
 
 def sources_from_topics(
     recorded: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
 ) -> Iterator[SourcePartition]:
     """Return the topics' current partitions, each with the offset at which to begin.
 
@@ -93,7 +93,7 @@ def sources_from_topics(
 def require_records(
     old: GenerationRef,
     sources: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
     read: Positions,
 ) -> None:
     """Raise InputError if the topics have lost records of `sources` up to `read`."""
@@ -106,7 +106,7 @@ def require_records(
 
 
 def ends_of(
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
@@ -144,7 +144,7 @@ def position(positions: Positions, source: SourcePartition, otherwise: int) -> i
 
 def _lost(
     sources: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
     read: Positions,
 ) -> Iterable[str]:
     """Describe the records that were read and that the topics no longer have."""

@@ -1,4 +1,4 @@
-"""The task that decodes streams' records. `Reader` also serves global tables."""
+"""The task that decodes streams' records. `RecordReader` also serves global tables."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _milliseconds(records: pa.RecordBatch) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class Reader(TaskOfBatch):
+class RecordReader(TaskOfBatch):
     """Decodes a task's records, and writes their dead letters and counts as side outputs."""
 
     side_outputs: SideOutputs
@@ -207,7 +207,7 @@ class Reader(TaskOfBatch):
 
 
 @dataclass(frozen=True)
-class StreamReader(Reader):
+class StreamReader(RecordReader):
     """Yields rows with `_source`, `_partition`, `_time`, the metadata in use, and the fields."""
 
     metadata: tuple[str, ...] = ()

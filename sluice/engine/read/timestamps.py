@@ -23,7 +23,7 @@ from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
 from sluice.kafka.denied_operations import DESCRIBE, denial_named
 from sluice.kafka.listed_offsets import list_offsets
-from sluice.kafka.range_reader import RangeReader, Records
+from sluice.kafka.range_reader import PartitionRecords, RangeReader
 from sluice.support.arrays import Times
 from sluice.values.record_places import Partition, Range
 
@@ -157,7 +157,7 @@ class KafkaTimestamps:
         count = max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)
         return DataSize(size / count, compressed_size / count)
 
-    def _records(self, starts: Offsets, count: int) -> Iterator[Records]:
+    def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
         """Read at least `count` records of each partition from its start offset.
 
         Read all records up to the backlog's end if there are fewer.

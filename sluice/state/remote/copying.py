@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import create_shard, open_shard
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import PAGE, pages_of_answers, pages_of_states, pages_of_versions
@@ -123,7 +123,7 @@ class ShardCopy:
         stop_writers: Callable[[], None],
         let_write: Callable[[], None],
     ) -> None:
-        missing = self._copy_most(target)
+        missing = self._copy_settled_batches(target)
         stop_writers()
         try:
             if self._until is None or missing <= self._until:
@@ -138,7 +138,7 @@ class ShardCopy:
             let_write()
             raise
 
-    def _copy_most(self, target: Shard) -> int:
+    def _copy_settled_batches(self, target: Shard) -> int:
         """Copy the rows of all batches that no run can change anymore.
 
         The source may be in use meanwhile. Return the first batch that the copy lacks afterwards.
@@ -217,7 +217,7 @@ class NewShard:
         self.rows[operator] += len(versions)
         self.totals[operator] += sum(version.digest for version in versions)
 
-    def add_answers(self, answers: Sequence[Answer]) -> None:
+    def add_answers(self, answers: Sequence[RecordedAnswer]) -> None:
         """Add a page of recorded answers."""
         self.shard.absorb_answers(answers, oldest=0)
 

@@ -18,7 +18,7 @@ from sluice.state.remote.connection import (
     response_content,
 )
 from sluice.state.remote.shard_calls import CALLS, PROTOCOL, PROTOCOL_HEADER, OtherVersion
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.operator_states import StoredState
 from sluice.state.shard.shard import Shard
 
@@ -149,8 +149,8 @@ class RemoteShard(Shard):
         return states
 
     @override
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
-        answers: list[Answer] = []
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
+        answers: list[RecordedAnswer] = []
         for some in _divide(ids):
             answers += self._read_answers_at_once(step, some, epoch)
         return answers

@@ -14,12 +14,12 @@ from sluice.state.model import NO_WINDOW, EntryId, StateRow
 from sluice.state.shard import answer_rows as recorded_answers
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.ranges import EVERYTHING, Range, conditions
+from sluice.state.shard.ranges import EVERYTHING, RowRange, conditions
 from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_tuples import StoredRow, VersionId
 from sluice.state.shard.shard import (
@@ -253,7 +253,7 @@ class LocalShard(Shard):
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (0, added))
 
     @override
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
         answers = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
         self._require_newest_writer(epoch)
         return answers
@@ -261,7 +261,7 @@ class LocalShard(Shard):
     @override
     def write_answers(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[RecordedAnswer],
         epoch: int,
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
@@ -279,11 +279,11 @@ class LocalShard(Shard):
             recorded_answers.forget_failures(self._driver, batch)
 
     @override
-    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
         return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
 
     @override
-    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+    def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
         with self._driver.transaction():
             self._require_sealed()
             self._prepare_answers()
@@ -477,14 +477,14 @@ class LocalShard(Shard):
 
         The times are in epoch ms, both inclusive.
         """
-        return self.scan(group_id, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
+        return self.scan(group_id, as_of, RowRange.of_key(key, start, end), limit=sys.maxsize)
 
     @override
     def scan(
         self,
         group_id: int,
         as_of: int,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,
@@ -500,7 +500,7 @@ class LocalShard(Shard):
             _checked_digest(group_id, *row)
         return [StateRow(group_id, *row[:4]) for row in rows]
 
-    def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
+    def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
         """Count the state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.

@@ -10,7 +10,7 @@ from sluice.state.model import EntryId
 
 
 @dataclass(frozen=True)
-class Range:
+class RowRange:
     """The state rows that a scan covers.
 
     It covers keys from `first` to `last`, or keys with a prefix, and windows whose start lies
@@ -29,10 +29,10 @@ class Range:
         return cls(first=key, last=key, start_from=start_from, start_to=start_to)
 
 
-EVERYTHING = Range()
+EVERYTHING = RowRange()
 
 
-def conditions(within: Range, after: EntryId | None) -> tuple[str, list[Any]]:
+def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]:
     """Return SQL conditions for the rows of a range after `after`, and their parameters.
 
     The conditions are appended to a WHERE clause.

@@ -13,9 +13,9 @@ from typing import Annotated, Literal, Protocol, Self, TypeAlias
 import msgspec
 
 from sluice.state.model import EntryId, StateRow
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, RowRange
 from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
 
@@ -250,12 +250,14 @@ class Shard(Protocol):
         A retry replaces the batch. Raise EngineError if one of the operators has a newer batch.
         """
 
-    def read_answers(self, step: str, ids: Sequence[str], epoch: WholeNumber) -> list[Answer]:
+    def read_answers(
+        self, step: str, ids: Sequence[str], epoch: WholeNumber
+    ) -> list[RecordedAnswer]:
         """Read the recorded answers of a step with these ids, in any order."""
 
     def write_answers(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[RecordedAnswer],
         epoch: WholeNumber,
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
@@ -272,13 +274,13 @@ class Shard(Protocol):
         So its calls are made again when the batch is repeated.
         """
 
-    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
         """Read a page of all answers, sorted by time, step and id.
 
         The page has answers that come after (time, step, id).
         """
 
-    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+    def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
         """Record another shard's answers in a sealed shard, in one transaction.
 
         Answers from before the time `oldest`, epoch ms, are removed.
@@ -304,7 +306,7 @@ class Shard(Protocol):
         self,
         group_id: int,
         as_of: int,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,

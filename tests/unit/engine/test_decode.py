@@ -1122,7 +1122,6 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])
 def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     value: Sensor,
     reason: str,
     detail: str,
