@@ -169,10 +169,12 @@ class GroupMerge:
         if of_job is None:
             return b"null"
         column = next(column for column in of_job.store_columns if column.store == store)
-        values = {
-            name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns
-        }
-        return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
+        values: dict[str, int | None] = {}
+        for name, aggregate in column.columns:
+            values[name] = 0 if aggregate.function == "count" else None
+        if column.scalar:
+            return msgspec.json.encode(next(iter(values.values())))
+        return msgspec.json.encode(values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
         """Fill the shards with the state of `batch`. Return their checksums.
@@ -246,7 +248,9 @@ class GroupMerge:
                         at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
                     )
         groups = [group for group in self.job.groups if group.window is not None]
-        stores = {column.store for group in groups for column in group.store_columns}
+        stores: set[str] = set()
+        for group in groups:
+            stores.update(column.store for column in group.store_columns)
         if self.part is not None and not stores <= self.kept_stores:
             # The ledger has one time up to which the windows of all groups are closed. The computed
             # groups may have reached an earlier time than the kept groups, so the earlier is taken.

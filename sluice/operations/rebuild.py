@@ -110,11 +110,9 @@ class Rebuild:
             # the batch's records again.
             rebuilding.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
-            note = (
-                f"State was damaged, and restored from the topics in {seconds} s: {self.why}"
-                if self.why
-                else ""
-            )
+            note = ""
+            if self.why:
+                note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}"
             ledger.generations.promote(new, lease.row, self.settings.run, note, places=places)
         log.info(
             "generation promoted", pipeline=name, generation=new.generation, before=old.generation,

@@ -193,9 +193,8 @@ def _divide(
                 for page in pages_of_answers(shard):
                     for number, answers in by_worker(page, len(new.workers)).items():
                         targets[number].add_answers(answers)
-            if reason := origin.difference(
-                None if audit is None else audit.published_checksums(worker.number)
-            ):
+            published = None if audit is None else audit.published_checksums(worker.number)
+            if reason := origin.difference(published):
                 raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
 

@@ -377,7 +377,8 @@ class _Server(uvicorn.Server):
             # Uvicorn then ends this process with the signal that it has received. The further
             # processes end together with this process, so it has to wait until they have answered
             # their requests.
-            await asyncio.to_thread(self._further.end, 0.0 if self.force_exit else STOP_SECONDS)
+            patience_s = 0.0 if self.force_exit else STOP_SECONDS
+            await asyncio.to_thread(self._further.end, patience_s)
 
 
 class _WithState:

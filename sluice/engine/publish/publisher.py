@@ -232,13 +232,11 @@ class Publisher:
         audit = self._audit(batch, collected)
         # A source that was deleted and created again, or cut off, has other records at the same
         # offsets, and such an output lacks earlier records. The batch must not be published then.
-        sources = self.identity.check_batch(() if audit is None else audit.sources)
-        state = PublishedState(
-            result.stream_times,
-            tuple(sources),
-            {} if audit is None else audit.all_checksums,
-            self._due(batch, result.stream_times),
-        )
+        read = () if audit is None else audit.sources
+        sources = self.identity.check_batch(read)
+        checksums = {} if audit is None else audit.all_checksums
+        due = self._due(batch, result.stream_times)
+        state = PublishedState(result.stream_times, tuple(sources), checksums, due)
         phases.end("audit")
         metadata = _metadata(batch, result)
         written = self._write_output(metadata, result, dead_letters, state)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -337,11 +337,11 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
-            choices = (
-                kind.values
-                if isinstance(kind, inspect.LiteralType)
-                else [each.value for each in kind.cls]
-            )
+            choices: Iterable[Any]
+            if isinstance(kind, inspect.LiteralType):
+                choices = kind.values
+            else:
+                choices = [each.value for each in kind.cls]
             _require_all(pc.is_in(values, pa.array(choices, values.type)))
         case inspect.FloatType():
             _require_all(pc.is_finite(values))

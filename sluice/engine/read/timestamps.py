@@ -143,9 +143,10 @@ class KafkaTimestamps:
         }
         counts, sizes, compressed = Counter[Partition](), Counter[Partition](), Counter[Partition]()
         for partition, messages, _ in self._records(unread, _SIZES_READ):
-            data = b"".join(
-                part or b"" for message in messages for part in (message.key(), message.value())
-            )
+            parts: list[bytes] = []
+            for message in messages:
+                parts += [message.key() or b"", message.value() or b""]
+            data = b"".join(parts)
             counts[partition] += len(messages)
             sizes[partition] += len(data)
             compressed[partition] += len(pa.compress(data, "lz4", asbytes=True))

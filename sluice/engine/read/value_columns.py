@@ -146,11 +146,10 @@ class ValueColumns:
         if self.source.event_time is None:
             return _milliseconds(record_times)
         column = self.column(values, self.source.event_time)
-        times = (
-            self._numbers_in_ms(column)
-            if pa.types.is_integer(column.type)
-            else _milliseconds(column)
-        )
+        if pa.types.is_integer(column.type):
+            times = self._numbers_in_ms(column)
+        else:
+            times = _milliseconds(column)
         # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
         # used.
         if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):

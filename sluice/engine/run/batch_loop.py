@@ -7,6 +7,7 @@ order of records across partitions, the division respects this order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -227,7 +228,8 @@ class BatchLoop:
           share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
-        published = _offsets(self.firsts if self.newest is None else self.newest.positions)
+        positions = self.firsts if self.newest is None else self.newest.positions
+        published = _offsets(positions)
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):
             return
@@ -310,9 +312,11 @@ def _rows_per_record(job: Job) -> int:
 
     Tasks add up the records of combinable aggregates at once.
     """
-    edges = [edge for operator in job.operators for edge in operator.edges_from_records]
-    counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
-    return max(counts, default=0)
+    counts = Counter[str]()
+    for operator in job.operators:
+        for edge in operator.edges_from_records:
+            counts.update({*edge.topics})
+    return max((counts[source.topic] for source in job.streams), default=0)
 
 
 def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:

@@ -175,5 +175,7 @@ class Frames:
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     """Reduce a frame to these columns: name → SQL."""
-    expressions = [name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()]
+    expressions: list[str] = []
+    for name, sql in columns.items():
+        expressions.append(name if sql == name else f"{sql} AS {name}")
     return frame.selectExpr(*expressions)

@@ -173,10 +173,9 @@ class JobRun:
         ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
-        firsts = identity.check(
-            {} if newest is None else newest.positions,
-            {} if planned is None else planned.ends,
-        )
+        positions = {} if newest is None else newest.positions
+        planned_ends = {} if planned is None else planned.ends
+        firsts = identity.check(positions, planned_ends)
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         # A topic that was deleted must not be created again without a word.
         topics.require_never_written(ids)
@@ -274,7 +273,8 @@ class JobRun:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
                 setup.topics.begin(transaction)
-            self._prepare(ledger, lease, storage, None if transaction is None else transaction.last)
+            written = None if transaction is None else transaction.last
+            self._prepare(ledger, lease, storage, written)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
             destinations = None if output is None else self._destinations(ledger, setup, output)

@@ -97,9 +97,9 @@ class Snapshots(LedgerPart):
                 if audit is not None:
                     require_predecessor(ref, snapshot.batch, last)
                 connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
-                _insert_times(
-                    connection, snapshot, last, snapshot.stream_times if times is None else times
-                )
+                if times is None:
+                    times = snapshot.stream_times
+                _insert_times(connection, snapshot, last, times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                     note_last_records(connection, ref, audit.sources)

@@ -58,11 +58,10 @@ class ShardCopy:
         self._until, self._settled = until, settled
         self._target: Shard | None = None
         try:
-            self._target = (
-                open_shard(place, to_write=True)
-                if is_complete
-                else create_shard(place, continued=True)
-            )
+            if is_complete:
+                self._target = open_shard(place, to_write=True)
+            else:
+                self._target = create_shard(place, continued=True)
             if is_complete:
                 # A command that was killed while it promoted the standby may have left the copy
                 # unsealed.
@@ -243,7 +242,8 @@ def copy_answers(source: Shard, target: Shard) -> None:
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
     # interrupted copy may have only some of them.
-    for page in pages_of_answers(source, None if newest is None else (newest, "", "")):
+    after = None if newest is None else (newest, "", "")
+    for page in pages_of_answers(source, after):
         target.absorb_answers(page, oldest[0].at)
 
 

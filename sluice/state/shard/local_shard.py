@@ -400,9 +400,8 @@ class LocalShard(Shard):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         self._driver.check_integrity()
         self._require_row_counts()
-        self._verify_rows(
-            as_of, self.checksum(as_of) if published is None else published.state_rows
-        )
+        expected = self.checksum(as_of) if published is None else published.state_rows
+        self._verify_rows(as_of, expected)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
         _require_checksum(
@@ -580,7 +579,9 @@ class LocalShard(Shard):
             self._driver.fetch(statements.LAST_STATE, ()),
         )
         newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
-        return LastPlaces(rows[0] if rows else None, states[0] if states else None, newest_answer)
+        last_row = rows[0] if rows else None
+        last_state = states[0] if states else None
+        return LastPlaces(last_row, last_state, newest_answer)
 
     @override
     def row_counts(self) -> RowCounts:

@@ -52,7 +52,8 @@ def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]
         add("c.key >= ?", first)
     if within.last is not None:
         # For a single key, `=` lets the database return the windows in index order; `<=` would not.
-        add("c.key = ?" if within.last == first else "c.key <= ?", within.last)
+        is_single = within.last == first
+        add("c.key = ?" if is_single else "c.key <= ?", within.last)
     end_of_prefix = _after_prefix(within.prefix)
     if end_of_prefix is not None:
         add("c.key < ?", end_of_prefix)
