@@ -292,10 +292,9 @@ def with_histories(
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
     """Add the earlier failures of their records, from the markers of re-drives, to letters."""
-    histories = {
-        (marker.topic, marker.partition, marker.offset): marker.history
-        for marker in markers.values()
-    }
+    histories: dict[tuple[str, int, int], Sequence[Failure]] = {}
+    for marker in markers.values():
+        histories[marker.topic, marker.partition, marker.offset] = marker.history
     for letter in letters:
         yield replace(letter, history=histories.get(letter.source, ())) if letter.source else letter
 

@@ -116,11 +116,10 @@ class GroupMerge:
             # A suppress step holds results back. If a step after it has changed, that step may need
             # the value that each of these results replaces (`Waiting.old`). The old generation's
             # state may lack this value, so the suppress step gets the computed state.
-            held_back = {
-                operator.name
-                for operator in part.job.operators
-                if isinstance(operator.action, Suppress)
-            }
+            held_back: set[str] = set()
+            for operator in part.job.operators:
+                if isinstance(operator.action, Suppress):
+                    held_back.add(operator.name)
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
         # The stores of a kept processor are kept, too, because they are part of its state. A store

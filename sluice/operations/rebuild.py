@@ -344,10 +344,10 @@ class Rebuild:
         read = {
             topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same
         }
-        unread = [
-            msgspec.structs.replace(source, first=position(reached, source, source.first))
-            for source in sources
-        ]
+        unread: list[SourcePartition] = []
+        for source in sources:
+            first = position(reached, source, source.first)
+            unread.append(msgspec.structs.replace(source, first=first))
         require_records(old, unread, now, read)
         self._require_last_records(ledger, old, now)
         return sources, now

@@ -180,10 +180,10 @@ def _divide(
             progress(f"{counted(rows, 'row')} moved")
 
     with ExitStack() as stack:
-        targets = [
-            NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
-            for worker in new.workers
-        ]
+        targets: list[NewShard] = []
+        for worker in new.workers:
+            shard = stack.enter_context(create_shard(worker.location, anew=True))
+            targets.append(NewShard(shard))
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:

@@ -311,9 +311,9 @@ class TransactionalOutput:
         for topic, table in records:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
-        now = {
-            topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)
-        }
+        now: dict[str, Written] = {}
+        for topic in sorted(counts):
+            now[topic] = Written(counts[topic], _hexadecimal(totals[topic]))
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
@@ -288,9 +289,8 @@ class ValueDecoder:
 
     def _are_finite(self, values: list[Any]) -> bool:
         try:
-            return all(
-                all(map(math.isfinite, _not_null(collect(values)))) for _, collect in self._doubles
-            )
+            doubles = chain.from_iterable(collect(values) for _, collect in self._doubles)
+            return all(map(math.isfinite, _not_null(doubles)))
         except Exception:  # an author's decoder may return values of any type
             return False
 

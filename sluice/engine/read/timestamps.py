@@ -111,9 +111,8 @@ class KafkaTimestamps:
     def latest(self) -> int:
         """Return an upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        latest = max(
-            int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values()
-        )
+        listed = _listed(self.kafka, self.ends, largest)
+        latest = max(int(result.timestamp) for result in listed.values())
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:

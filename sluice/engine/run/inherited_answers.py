@@ -26,11 +26,10 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
     If a shard is lost or damaged, its answers are left out, and the rebuild makes their calls
     again.
     """
-    steps = {
-        operator.action.answers
-        for operator in storage.job.operators
-        if isinstance(operator.action, Call | TableLookup)
-    }
+    steps: set[str] = set()
+    for operator in storage.job.operators:
+        if isinstance(operator.action, Call | TableLookup):
+            steps.add(operator.action.answers)
     name = storage.job.pipeline.name
     number = ledger.generations.current_number(name)
     current = None if number is None else ledger.generations.get(GenerationRef(name, number))

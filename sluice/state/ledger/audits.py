@@ -132,12 +132,8 @@ class Audits(LedgerPart):
 
     def all(self, ref: GenerationRef) -> list[Audit]:
         """Return the retained audits of a generation, oldest first."""
-        return [
-            _audit(row)
-            for row in self._read(
-                select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
-            )
-        ]
+        statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
+        return [_audit(row) for row in self._read(statement)]
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
         """Return the newest audits of a generation, newest first."""

@@ -315,10 +315,8 @@ class Generations(LedgerPart):
 
     def pipelines(self) -> list[str]:
         """Return the names of all pipelines with a current generation, sorted."""
-        return [
-            row["pipeline"]
-            for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))
-        ]
+        statement = select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline)
+        return [row["pipeline"] for row in self._read(statement)]
 
     def current(self, pipeline: str) -> GenerationInfo | None:
         """Return the current generation of a pipeline, or None if the pipeline never ran."""
@@ -449,11 +447,14 @@ def _with_lost_workers(
         "The ledger has lost the worker's address. The next run of the pipeline registers it again."
     )
     missing = {*range(number)} - {worker.number for worker in workers}
-    lost_workers = [
-        WorkerInfo(**msgspec.structs.asdict(ref), number=each, location="", unavailable=lost)
-        for each in missing
-    ]
-    return sorted([*workers, *lost_workers], key=lambda worker: worker.number)
+    known_and_lost = [*workers]
+    for number_lost in missing:
+        known_and_lost.append(
+            WorkerInfo(
+                **msgspec.structs.asdict(ref), number=number_lost, location="", unavailable=lost
+            )
+        )
+    return sorted(known_and_lost, key=lambda worker: worker.number)
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:

@@ -213,7 +213,8 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(published, counted)
         if pipeline is not None:
             statement = statement.where(SNAPSHOTS.c.pipeline == pipeline)
-        return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
+        newest_first = statement.order_by(SNAPSHOTS.c.batch.desc())
+        return [_snapshot(row) for row in self._read(newest_first)]
 
     def oldest(self, pipeline: str) -> Snapshot | None:
         """Return the oldest snapshot that retention has not removed."""

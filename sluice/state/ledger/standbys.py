@@ -183,7 +183,5 @@ def _addresses(connection: Connection, table: Any, place: Placement) -> set[tupl
     The table is `PLACEMENTS` or `STANDBYS`.
     """
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
-    return {
-        (row.host, row.port)
-        for row in connection.execute(select(table.c.host, table.c.port).where(*same))
-    }
+    statement = select(table.c.host, table.c.port).where(*same)
+    return {(row.host, row.port) for row in connection.execute(statement)}

@@ -534,10 +534,9 @@ class LocalShard(Shard):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        return [
-            Version(*row)
-            for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))
-        ]
+        place = after or _BEGIN
+        rows = self._driver.fetch(statements.VERSIONS, (*place, since, limit))
+        return [Version(*row) for row in rows]
 
     @override
     def absorb_rows(self, versions: Iterable[Version]) -> None:
