@@ -218,9 +218,14 @@ def _send(
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
             producer.produce(
-                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *_history_headers(history)],
+                topic,
+                value,
+                key,
+                partition,
+                timestamp=timestamp,
+                headers=[*headers, *_history_headers(history)],
                 on_delivery=partial(delivered, letter, history),
-            )  # fmt: skip
+            )
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
             # Stop at the first error. After an error, the client does not send the other records,

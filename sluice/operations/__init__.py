@@ -1,1 +1,1 @@
-"""What changes or copies the whole state of a pipeline: rebuild, repartition, restore, move, back up, import."""
+"""Changes or copies whole states: rebuild, repartition, restore, move, back up, import."""

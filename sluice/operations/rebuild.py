@@ -369,9 +369,14 @@ class Rebuild:
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
-        self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, TopicState],
-        until: Point | None = None, built: Positions | None = None,
-    ) -> ReplayedHistory:  # fmt: skip
+        self,
+        ledger: Ledger,
+        old: GenerationRef,
+        sources: Iterable[SourcePartition],
+        now: Mapping[str, TopicState],
+        until: Point | None = None,
+        built: Positions | None = None,
+    ) -> ReplayedHistory:
         """Return the old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends. With `built`, they

@@ -140,10 +140,16 @@ class TableReader(RecordReader):
         keys, positions = zip(*changes, strict=True) if changes else ((), ())
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
-            [pa.repeat(pa.scalar(group, pa.int32()), len(changes)), pa.array(keys, pa.string()), none, none,
-             values, pa.array(positions, pa.binary())],
+            [
+                pa.repeat(pa.scalar(group, pa.int32()), len(changes)),
+                pa.array(keys, pa.string()),
+                none,
+                none,
+                values,
+                pa.array(positions, pa.binary()),
+            ],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
-        )  # fmt: skip
+        )
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:

@@ -17,9 +17,12 @@ from sluice.values.replay_span import Point
 
 
 def sources_from_point(
-    begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, TopicState],
+    begin: Point,
+    sources: Iterable[SourcePartition],
+    streams: Iterable[str],
+    now: Mapping[str, TopicState],
     kafka: Mapping[str, str],
-) -> list[SourcePartition]:  # fmt: skip
+) -> list[SourcePartition]:
     """Move the first offsets of streams to the point at which a replay begins.
 
     A table's state needs all of the table's records, so the first offsets of tables stay. Raise

@@ -66,8 +66,14 @@ class JobQuery:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
         self.frames = Frames(
-            self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked,
-        )  # fmt: skip
+            self.spark,
+            self.job,
+            self.storage,
+            self.input,
+            partitions,
+            self.epoch,
+            checked=self.checked,
+        )
         self.written = self.frames.written()
 
     def check_changes(self) -> None:

@@ -172,10 +172,16 @@ class Generations(LedgerPart):
                 add_note(connection, ref, run, note)
 
     def inherit(
-        self, new: GenerationRef, old: GenerationRef, batch: int, checksums: Sequence[Checksums], epoch: int,
-        lease: LeaseRow, times: Mapping[str, int] | None = None,
+        self,
+        new: GenerationRef,
+        old: GenerationRef,
+        batch: int,
+        checksums: Sequence[Checksums],
+        epoch: int,
+        lease: LeaseRow,
+        times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give the registered generation `new` the newest snapshot and the history of `old`.
 
         `batch` is this snapshot's batch. `checksums` are the checksums of the new generation's

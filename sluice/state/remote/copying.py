@@ -47,9 +47,15 @@ class ShardCopy:
     """
 
     def __init__(
-        self, source: Shard, place: str, progress: Progress = lambda _: None, *, until: int | None = None,
-        settled: int = -1, is_complete: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        source: Shard,
+        place: str,
+        progress: Progress = lambda _: None,
+        *,
+        until: int | None = None,
+        settled: int = -1,
+        is_complete: bool = False,
+    ) -> None:
         self.versions = 0
         """The number of versions copied."""
         self.why_replaced = ""
