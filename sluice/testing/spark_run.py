@@ -100,7 +100,7 @@ class SparkRun(PipedRun):
 
     def _start_query(self) -> None:
         query = JobQuery(self._spark, self.storage, self._input, self.partitions, self.lease.epoch)
-        self.begin(query.info, query.frames.types)
+        self.begin(query.info, query.written.types)
         self._query = query.start(self._publish, str(self._home / "checkpoint"))
 
     def read_also(self, job: Job) -> None:

@@ -354,11 +354,11 @@ class OnSpark:
             epoch=UncontestedLease().epoch,
             checked=True,
         )
-        self._written = PlannedWrites(self._query.written)
+        self._written = PlannedWrites(self._query.written.frame)
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(self.storage, self._query.frames.types, ledger, written)
+        return publisher_of(self.storage, self._query.written.types, ledger, written)
 
     def run(
         self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch

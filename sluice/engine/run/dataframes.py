@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -42,7 +42,28 @@ class Input(Protocol):
         """
 
 
-@dataclass
+@dataclass(frozen=True)
+class WrittenFrame:
+    """The DataFrame of a job's query, and what is known once it has been built."""
+
+    frame: DataFrame
+    """The side outputs of the tasks that write the shards, as row batches."""
+    types: StateTypes
+    """The types of the job's stores and of their inputs."""
+    computes_sql: bool
+    """Whether Spark computes expressions of each record, because Arrow cannot."""
+
+
+class _Rows(NamedTuple):
+    """The row batches after the last stage."""
+
+    row_batches: DataFrame
+    types: StateTypes
+    write: Chain | None
+    """The tasks that write the shards; None if the tasks of the last stage write them."""
+
+
+@dataclass(frozen=True)
 class Frames:
     """Builds the DataFrames of a job on a Spark session."""
 
@@ -55,33 +76,31 @@ class Frames:
     """Epoch of the lease under which operators' states are written."""
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
-    computes_sql: bool = field(default=False, init=False)
-    """Whether Spark computes expressions of each record; set by `written`."""
-    types: StateTypes = field(init=False)
-    """The types of the job's stores and of their inputs; set by `written`."""
-    _write: Chain | None = field(default=None, init=False)
-    """The tasks that write the shards; None if the tasks of the last stage write them."""
 
-    def written(self) -> DataFrame:
-        """Build the frame of the side outputs of the tasks that write the shards, as row batches.
+    def build(self) -> WrittenFrame:
+        """Build the DataFrame whose tasks write the shards.
 
         Raise TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
+        computes_sql = False
         try:
-            row_batches = self._through_sql() if self.checked else self._through_tasks()
+            rows = self._through_sql() if self.checked else self._through_tasks()
         except NeedsSparkError:
-            row_batches = self._through_sql()
-            self.computes_sql = True
-        if self._write is None:
-            return row_batches
+            rows = self._through_sql()
+            computes_sql = True
+        return WrittenFrame(self._write_shards(rows), rows.types, computes_sql)
+
+    def _write_shards(self, rows: _Rows) -> DataFrame:
+        if rows.write is None:
+            return rows.row_batches
         tables = self._tables()
-        owned = row_batches if tables is None else row_batches.unionByName(tables)
+        owned = rows.row_batches if tables is None else rows.row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
-        return shuffled.mapInArrow(self._write.__call__, ROW_BATCH_TYPE)
+        return shuffled.mapInArrow(rows.write.__call__, ROW_BATCH_TYPE)
 
-    def _through_tasks(self) -> DataFrame:
+    def _through_tasks(self) -> _Rows:
         """Build the row batches after the last stage, which Python tasks compute alone.
 
         Raise NeedsSparkError if Spark must compute a step.
@@ -94,15 +113,13 @@ class Frames:
             self.epoch,
             interleaved=interleaved,
         )
-        self.types = query.types
-        self._write = query.write
         row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
             row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
-        return row_batches
+        return _Rows(row_batches, query.types, query.write)
 
-    def _through_sql(self) -> DataFrame:
+    def _through_sql(self) -> _Rows:
         """Build the row batches after the last stage with Python tasks and Spark SQL in turns."""
         python_steps.register(self.spark, self.job)
         # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
@@ -126,7 +143,7 @@ class Frames:
         """Return the rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
-    def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
+    def _row_batches(self, records: DataFrame, reader: StreamReader) -> _Rows:
         """Build the rows for stores, groups and sinks, as row batches.
 
         If Arrow can compute the stateless steps, the task that decodes the records also computes
@@ -154,9 +171,7 @@ class Frames:
                 row_batches = shuffled.mapInArrow(tasks.stage(number).__call__, ROW_BATCH_TYPE)
             except NeedsSparkError:
                 row_batches = stage_with_sql(tasks.stages, number, shuffled)
-        self.types = tasks.state_types()
-        self._write = tasks.write
-        return row_batches
+        return _Rows(row_batches, tasks.state_types(), tasks.write)
 
     def _tables(self) -> DataFrame | None:
         """Build the changes of global tables, as row batches.

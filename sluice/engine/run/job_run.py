@@ -284,7 +284,7 @@ class JobRun:
                 transaction.register(setup.info)
             publisher = Publisher(
                 storage=storage,
-                types=query.frames.types,
+                types=query.written.types,
                 ledger=ledger,
                 lease=lease,
                 identity=setup.topics,
@@ -331,9 +331,9 @@ class JobRun:
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
         prepare_for(
-            loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS
+            loop.query.spark, computes_sql=loop.query.written.computes_sql, records=FEW_RECORDS
         )
-        stores = loop.query.frames.types.stores
+        stores = loop.query.written.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
@@ -362,7 +362,7 @@ class JobRun:
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
-            computes_sql = loop.query.frames.computes_sql
+            computes_sql = loop.query.written.computes_sql
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sluice.engine.batch.read_times import ReadTimes
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.store_changes import require_resolvable
-from sluice.engine.run.dataframes import Frames, Input
+from sluice.engine.run.dataframes import Frames, Input, WrittenFrame
 from sluice.engine.run.registration import generation_info
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
@@ -43,9 +43,7 @@ class JobQuery:
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
     read_times: ReadTimes = field(init=False)
-    frames: Frames = field(init=False)
-    written: DataFrame = field(init=False)
-    """The side outputs of the tasks that write the shards."""
+    written: WrittenFrame = field(init=False)
 
     def __post_init__(self) -> None:
         self.read_times = ReadTimes(self.spark.sparkContext)
@@ -60,12 +58,12 @@ class JobQuery:
     @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
-        return generation_info(self.storage, self.frames.types)
+        return generation_info(self.storage, self.written.types)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
-        self.frames = Frames(
+        frames = Frames(
             self.spark,
             self.job,
             self.storage,
@@ -74,12 +72,12 @@ class JobQuery:
             self.epoch,
             checked=self.checked,
         )
-        self.written = self.frames.written()
+        self.written = frames.build()
 
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores now, rather than in the first batch."""
         try:
-            require_resolvable(self.spark, self.job, self.frames.types.changes)
+            require_resolvable(self.spark, self.job, self.written.types.changes)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
@@ -100,5 +98,5 @@ class JobQuery:
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
-        writer = self.written.writeStream.foreachBatch(sink).outputMode("update")
+        writer = self.written.frame.writeStream.foreachBatch(sink).outputMode("update")
         return writer.option("checkpointLocation", checkpoint)
